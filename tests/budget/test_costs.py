@@ -19,25 +19,18 @@ from vllm_redrafter.tree.policy import SearchShape
 
 
 def table(**changes: object) -> CostTable:
+    draft = ((1, 4, 1, 1.0), (1, 4, 5, 3.0), (3, 4, 1, 2.0), (3, 4, 5, 8.0))
     values = {
-        "draft": (
-            DraftCost(1, 4, 1, 1.0),
-            DraftCost(1, 4, 5, 3.0),
-            DraftCost(3, 4, 1, 2.0),
-            DraftCost(3, 4, 5, 8.0),
-        ),
+        "draft": tuple(DraftCost(*entry) for entry in draft),
         "verify": (VerifyCost(1, 10.0), VerifyCost(5, 12.0), VerifyCost(9, 20.0)),
     } | changes
     return CostTable(**values)  # type: ignore[arg-type]
 
 
-def test_costs_between_measurements_lie_on_the_line() -> None:
+def test_costs_lie_on_the_lines_between_measurements_and_beyond_the_last_one() -> None:
     assert table().verify_seconds([1, 3, 7]).tolist() == [10.0, 11.0, 16.0]
     assert table().draft_seconds(1, 4, 3) == pytest.approx(2.0)
     assert table().draft_seconds(2, 4, 5) == pytest.approx(5.5)
-
-
-def test_costs_beyond_the_last_measurement_follow_the_last_slope() -> None:
     assert table().verify_seconds(11) == pytest.approx(24.0)
     assert table().draft_seconds(4, 4, 1) == pytest.approx(2.5)
 
@@ -51,12 +44,8 @@ def test_less_of_a_search_is_never_dearer_than_more_of_it() -> None:
     """What was added to the chain, to one level, or to one request is a disturbance."""
     noisy = table(
         draft=(
-            DraftCost(1, 1, 1, 2.5),
-            DraftCost(1, 1, 5, 9.0),
-            DraftCost(2, 1, 5, 7.0),
-            DraftCost(1, 4, 1, 2.0),
-            DraftCost(1, 4, 5, 6.0),
-            DraftCost(2, 4, 5, 8.0),
+            *(DraftCost(1, 1, 1, 2.5), DraftCost(1, 1, 5, 9.0), DraftCost(2, 1, 5, 7.0)),
+            *(DraftCost(1, 4, 1, 2.0), DraftCost(1, 4, 5, 6.0), DraftCost(2, 4, 5, 8.0)),
         )
     )
     assert [noisy.draft_seconds(1, 1, length) for length in (1, 5)] == [2.0, 6.0]
@@ -77,22 +66,6 @@ def test_steps_of_each_kind_are_corrected_by_what_they_took() -> None:
     assert 12.0 < plain < 13.1 and 15.0 < trees < 16.1
     # What was never seen takes the least that vLLM adds to the others.
     assert times.step_seconds(CHAINS, 1)[1] == plain
-
-
-def test_the_nearest_number_of_requests_stands_for_others() -> None:
-    times = StepTimes(table(), 9)
-    ran(times, PLAIN, 1, 11.0)
-    ran(times, PLAIN, 8, 28.0)
-    few, many = times.step_seconds(PLAIN, 2), times.step_seconds(PLAIN, 6)
-    assert few.tolist() == times.step_seconds(PLAIN, 1).tolist()
-    assert many.tolist() == times.step_seconds(PLAIN, 8).tolist()
-
-
-def test_the_first_sample_counts_at_once() -> None:
-    times = StepTimes(table(), 9)
-    before = times.step_seconds(PLAIN, 1)[1]
-    ran(times, PLAIN, 1, 20.0, count=1)
-    assert times.step_seconds(PLAIN, 1)[1] > before + 1.0
 
 
 def test_a_slow_phase_of_the_machine_is_none_of_the_arm_that_is_run() -> None:
@@ -130,12 +103,3 @@ def test_a_table_that_was_measured_in_a_busy_moment_is_mended(busy: float) -> No
         expected = quiet.verify_seconds([1, 3, 9])
         assert times.step_seconds(kind, 1)[[1, 3, 9]] == pytest.approx(expected, rel=1e-3)
     assert times.draft_seconds(trees, 1) == pytest.approx(quiet.draft_seconds(1, *trees), rel=1e-3)
-
-
-def test_drafts_take_so_many_times_as_long_as_was_measured() -> None:
-    times, shape = StepTimes(table(), 9), SearchShape(4, 5)
-    for _ in range(MEMORY):
-        times.drafted(shape, 1, 6.0)
-    assert times.draft_seconds(shape, 1) == pytest.approx(6.0, rel=0.15)
-    shorter = times.draft_seconds(SearchShape(4, 1), 1)
-    assert shorter == pytest.approx(times.draft_seconds(shape, 1) / 3.0)

@@ -21,22 +21,6 @@ def accepts(model: AcceptanceModel, sampled: bool) -> float:
     return float(1.0 / (1.0 + np.exp(-model.biases[int(sampled), 0])))
 
 
-def observe(model: AcceptanceModel, steps: int, greedy: float, sampling: float) -> None:
-    """Steps of mixed batches, with such shares of their nodes accepted."""
-    random = np.random.default_rng(0)
-    for _ in range(steps):
-        sampled = random.random(40) < 0.5
-        accepted = random.random(40) < np.where(sampled, sampling, greedy)
-        model.observe(sampled, np.zeros(40, np.float32), np.ones(40, np.int32), accepted)
-
-
-def test_requests_that_sample_and_others_are_learned_apart() -> None:
-    model = AcceptanceModel(DEPTHS)
-    observe(model, 400, greedy=0.8, sampling=0.3)
-    assert accepts(model, False) == pytest.approx(0.8, abs=0.06)
-    assert accepts(model, True) == pytest.approx(0.3, abs=0.06)
-
-
 def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
     model = AcceptanceModel(DEPTHS)
     before = accepts(model, True)
@@ -45,28 +29,6 @@ def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
         model.observe(np.zeros(40, np.bool_), *nodes)
     assert accepts(model, True) == before
     assert accepts(model, False) > 0.9
-
-
-def expected_tokens(model: AcceptanceModel) -> float:
-    """Of a greedy request's chain whose nodes all have log-odds 1."""
-    logits = model.slopes[0] + model.biases[0]
-    return float(np.cumprod(1.0 / (1.0 + np.exp(-logits))).sum())
-
-
-@pytest.mark.parametrize("accepted", [0.3, 0.92])
-def test_a_drafter_is_known_after_its_first_drafts(accepted: float) -> None:
-    """The budget judges by them: a good one, taken for what the constants say, is left unused."""
-    log_odds, depths = np.ones(5, np.float32), np.arange(1, 6, dtype=np.int32)
-    greedy, found = np.zeros(5, np.bool_), []
-    for seed in range(20):
-        random, model = np.random.default_rng(seed), AcceptanceModel(5)
-        for _ in range(DRAFTS):
-            right = np.cumprod(random.random(5) < accepted).astype(np.bool_)
-            judged = slice(0, int(right.sum()) + 1)
-            model.observe(*(nodes[judged] for nodes in (greedy, log_odds, depths, right)))
-        found.append(expected_tokens(model))
-    truth = np.cumprod([accepted] * 5).sum()
-    assert abs(np.mean(found) - truth) < 0.4 * abs(expected_tokens(AcceptanceModel(5)) - truth)
 
 
 @pytest.mark.parametrize("nodes", [1, NODES])

@@ -92,15 +92,6 @@ def test_preempted_requests_make_room_and_are_entered_anew() -> None:
         assert_matches(index, texts)
 
 
-def test_a_long_text_takes_memory_for_itself_alone() -> None:
-    index = ContextIndex(8, PATHS, LENGTH, VOCAB_SIZE)
-    short = {str(r): [1, 2, 1] for r in range(7)}
-    matches(index, short)
-    before = index.num_bytes
-    matches(index, short | {"long": [*range(4 * context_index.FIRST_CAPACITY)]})
-    assert index.num_bytes == before + 4 * before // 7
-
-
 def test_memory_of_requests_that_left_is_used_again() -> None:
     index = ContextIndex(2, PATHS, LENGTH, VOCAB_SIZE)
     sizes = set()

@@ -5,16 +5,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 
 from redrafter_testing.algorithm.budgets import CONFIG, machine
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.drafting.drafting import Drafting
-from vllm_redrafter.drafting.proposer import Draft, Proposer
+from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.tree.policy import SearchShape
-from vllm_redrafter.tree.token_tree import TokenTree
 
 K = CONFIG.num_speculative_tokens
 CHAIN = SearchShape(1, 2)
@@ -68,33 +66,3 @@ def test_nothing_is_settled_for_another_step(requests: list[str], max_nodes: int
     asked(made, ["a", "b"])
     assert not made.skips_draft(requests, max_nodes)
     assert planner.passed == 0
-
-
-def test_nothing_is_settled_while_drafts_are_made() -> None:
-    made, _ = drafting(CHAIN, passing=2)
-    assert asked(made, ["a"])
-    assert not made.skips_draft(["a"], K)
-    assert not Drafting(made.proposer, StepStats()).skips_draft(["a"], K)
-
-
-def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
-    made, planner = drafting(CHAIN)
-    survival = np.zeros((2, K + 1), dtype=np.float32)
-    slots = torch.zeros(2, K + 1, dtype=torch.int32)
-    tree = TokenTree(slots.clone(), slots.clone(), slots.clone(), torch.tensor([3, 1]).int())
-    given: list[Any] = []
-
-    class Found:
-        def propose(self, *args: Any) -> Draft:
-            given.extend(args)
-            return Draft(tree, survival, survival, survival, survival, survival[:, None], 2.7)
-
-    made.proposer = cast(Proposer[Any], cast(Any, Found()))
-    assert asked(made, ["a", "b"])
-    none = torch.zeros(2)
-    assert made.draft(none, none, None, np.full(2, K), CHAIN) is tree
-    *_, shape, verify_costs, matches = given
-    assert matches is None
-    assert (shape, verify_costs.least) == (CHAIN, 0)
-    assert verify_costs.draft_seconds == planner.times.draft_seconds(CHAIN, 2)
-    assert made.stats.expected_tokens == 2.7

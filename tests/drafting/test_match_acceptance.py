@@ -47,12 +47,3 @@ def test_what_was_never_accepted_keeps_a_probability() -> None:
     for _ in range(120 * int(MEMORY)):
         found.observe(one, np.ones(1, np.int64), np.ones(1, np.int32), one)
     assert found.probabilities[0, 0, 0] == pytest.approx(1 / MEMORY)
-
-
-def test_a_single_observation_moves_little() -> None:
-    found = MatchAcceptance(DEPTH)
-    before = found.probabilities[0, 0, 0]
-    found.observe(
-        np.zeros(1, np.bool_), np.ones(1, np.int64), np.ones(1, np.int32), np.zeros(1, np.bool_)
-    )
-    assert 0.8 * before < found.probabilities[0, 0, 0] < before

@@ -45,40 +45,22 @@ def recorded() -> DraftRecorder:
     return recorder
 
 
-def test_a_step_has_all_candidates_of_its_draft_below_their_parents() -> None:
+def test_a_step_has_all_nodes_of_its_draft_and_what_became_of_them() -> None:
     nodes = recorded().steps[1].nodes
     assert [node.token for node in nodes] == [ROOT, 1, 2, 5, 3, 4, 6]
     assert [nodes[node.parent].token for node in nodes] == [ROOT, ROOT, ROOT, ROOT, 2, 1, 5]
     assert [node.depth for node in nodes] == [0, 1, 1, 1, 2, 2, 2]
-
-
-def test_a_probability_is_given_the_parent_and_missing_where_the_head_has_no_node() -> None:
-    nodes = {node.token: node for node in recorded().steps[1].nodes}
-    assert nodes[2].probability == pytest.approx(0.25)
-    assert nodes[3].probability == pytest.approx(0.5)
-    assert nodes[4].probability == pytest.approx(0.2)
-    assert nodes[5].probability is None and nodes[5].match_length == 3
-
-
-def test_verified_and_accepted_nodes_are_those_of_the_tree_and_its_path() -> None:
-    nodes = recorded().steps[1].nodes
+    by_token = {node.token: node for node in nodes}
+    assert by_token[2].probability == pytest.approx(0.25)
+    assert by_token[3].probability == pytest.approx(0.5)
+    assert by_token[4].probability == pytest.approx(0.2)
+    assert by_token[5].probability is None and by_token[5].match_length == 3
     assert {node.token for node in nodes if node.verified} == {ROOT, 1, 2, 3}
     assert {node.token for node in nodes if node.accepted} == {ROOT, 2, 3}
 
 
-def test_the_steps_have_the_tokens_that_they_output() -> None:
-    assert [step.output_tokens for step in recorded().steps] == [[ROOT], [2, 3, 7]]
-
-
-def test_a_draft_belongs_to_one_step_alone() -> None:
+def test_steps_have_their_output_and_a_draft_belongs_to_one_alone() -> None:
     recorder = recorded()
     recorder.stepped([7])
-    assert recorder.steps[-1].nodes == []
-
-
-def test_a_draft_that_found_nothing_has_no_nodes() -> None:
-    recorder = DraftRecorder()
-    none = np.zeros((1, 0, 0), dtype=np.int64)
-    recorder.drafted(ROOT, DraftNodes(none, none, none.astype(np.float32), none))
-    recorder.stepped([7])
+    assert [step.output_tokens for step in recorder.steps] == [[ROOT], [2, 3, 7], [7]]
     assert recorder.steps[-1].nodes == []

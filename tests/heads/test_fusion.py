@@ -34,17 +34,6 @@ def made(weight: Tensor, bias: Tensor | None) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_begins_as_the_plain_head_bit_for_bit(name: str) -> None:
-    head, plain = pair(name)
-    weights = plain.state_dict()
-    assert head.state_dict().keys() - weights.keys() == {"fuse.weight"}
-    assert all(torch.equal(head.state_dict()[n], weights[n]) for n in weights)
-    assert head.state_dict()["fuse.weight"].shape == (H, 3 * H)
-    given = torch.randn(R, head.config.hidden_width, dtype=torch.float64)
-    assert torch.equal(head.condition(given), plain.condition(given[:, :H]))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_plain_head_on_the_fused_state(name: str) -> None:
     head, plain = pair(name)
     assert head.fuse is not None

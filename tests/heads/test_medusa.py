@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medusa's heads: their mathematics, the trees that a search makes of them, and serving."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from redrafter_testing.algorithm.naive import apple_log_probs, silu
@@ -25,7 +20,6 @@ from redrafter_testing.models.cycle_language import (
 from redrafter_testing.models.medusa_heads import HEADS, SIZES, VLLM, H, V, medusa, write
 from redrafter_testing.models.tiny_models import make_medusa
 from vllm_redrafter import ConfigError, ReDrafterConfig
-from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
@@ -35,14 +29,8 @@ from vllm_redrafter.evaluation.evaluate import evaluate_shapes, top_accuracy
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.registry import is_head
 from vllm_redrafter.training.distillation import Distillation
-from vllm_redrafter.training.processes import make_accelerator
-from vllm_redrafter.training.resolution import loop_plan
-from vllm_redrafter.training.trainer import Trainer
-from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import SearchShape
-from vllm_redrafter.tree.sharding import VocabularyShard
-from vllm_redrafter.tree.token_tree import TokenTree
 
 
 def inputs(requests: int = 2) -> tuple[nn.Embedding, Tensor, Tensor]:
@@ -75,12 +63,6 @@ def test_a_level_s_logits_are_its_head_s_whatever_was_drafted(sizes: dict[str, A
         found = head.logits(condition, state, depth)
         torch.testing.assert_close(found, expected_logits(head, hidden, depth))
         state = head.advance(state, embed(roots + depth))
-
-
-def test_a_new_head_s_blocks_change_nothing() -> None:
-    head = MedusaHead(MedusaConfig(V, H, num_heads=2, num_draft_layers=2, bias=True))
-    hidden = torch.randn(3, H)
-    assert torch.equal(head.features(hidden, hidden[:, :1], 1), hidden)
 
 
 @pytest.mark.parametrize(
@@ -145,25 +127,6 @@ def test_beams_are_the_most_probable_paths_of_the_cartesian_tree(sizes: dict[str
             )
 
 
-def test_a_tree_of_k_nodes_is_the_best_k_of_the_cartesian_tree() -> None:
-    """Where no level of it has more than W nodes."""
-    head = medusa()
-    embed, hidden, roots = inputs(requests=1)
-    width = 12
-    found = beam_search(head, embed, hidden, roots, width, HEADS)
-    tree = TokenTree.from_explored(roots, found, width)
-    everything: dict[tuple[int, ...], float] = {}
-    for level in cartesian_paths(head, hidden[0]):
-        everything |= level
-    best = sorted(everything, key=everything.__getitem__, reverse=True)[:width]
-    paths = [()]
-    for token, parent in zip(
-        tree.tokens[0].tolist()[1:], tree.parents[0].tolist()[1:], strict=True
-    ):
-        paths.append((*paths[parent], token))
-    assert sorted(paths[1:]) == sorted(best)
-
-
 def assert_same(found: ExploredNodes, expected: ExploredNodes) -> None:
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.back_pointers, expected.back_pointers)
@@ -171,60 +134,12 @@ def assert_same(found: ExploredNodes, expected: ExploredNodes) -> None:
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize(("requests", "width"), [(1, 1), (3, 4)])
-def test_the_cpu_engine_s_search_finds_the_same(
-    sizes: dict[str, Any], requests: int, width: int
-) -> None:
-    head = medusa(**sizes)
-    arguments = inputs(requests)
+def test_the_cpu_engine_s_search_finds_the_same(sizes: dict[str, Any]) -> None:
+    head, width = medusa(**sizes), 4
+    arguments = inputs(requests=3)
     expected = beam_search(head, *arguments, width, HEADS)
     for form in (head, packed_form(head, packed)):
         assert_same(search(form, *arguments, SearchShape(width, HEADS)), expected)
-
-
-def test_a_level_is_ranked_once_per_request_not_per_beam() -> None:
-    ranked: list[int] = []
-
-    def counting(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        product = packed(weight, bias)
-
-        def counted(x: Tensor) -> Tensor:
-            ranked.extend([x[..., 0].numel()] * (weight.shape[0] == V))
-            return product(x)
-
-        return counted
-
-    head = packed_form(medusa(), counting)
-    search(head, *inputs(requests=3), SearchShape(4, HEADS))
-    beam_search(head, *inputs(requests=3), 4, HEADS)
-    assert ranked == 2 * HEADS * [3]
-
-
-def test_ranks_that_share_every_head_s_vocabulary_explore_the_same() -> None:
-    whole, ranks = medusa(), 3
-    arguments = inputs()
-    shards = [VocabularyShard(V, rank, ranks, lambda part: part) for rank in range(ranks)]
-    parts = [medusa() for _ in shards]
-    for part, shard in zip(parts, shards, strict=True):
-        shard.cut(part)
-        assert {layer.out_features for layer in part.vocabulary_layers} == {V // ranks}
-    depth = iter(range(HEADS))
-
-    def gather(_: Tensor) -> Tensor:
-        at = next(depth)
-        condition = arguments[1].unsqueeze(1)
-        told = [
-            shard.best_here(part.logits(condition, condition[..., :1], at))
-            for part, shard in zip(parts, shards, strict=True)
-        ]
-        return torch.cat(told, dim=-1)
-
-    first = VocabularyShard(V, 0, ranks, gather)
-    found = beam_search(parts[0], *arguments, 4, HEADS, first)
-    assert_same(found, beam_search(whole, *arguments, 4, HEADS))
-
-
-# Training and evaluation
 
 
 def knowing() -> MedusaHead:
@@ -248,26 +163,6 @@ def test_heads_that_know_the_language_are_always_right() -> None:
     assert by_depth[0] > found.acceptance.steps - len(text)
     assert found.acceptance.tokens_per_step > HEADS
     assert (top_accuracy(knowing(), CycleTarget(), text, HEADS) == 1).all()
-
-
-def test_heads_learn_a_language() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    torch.manual_seed(0)
-    head = MedusaHead(MedusaConfig(VOCAB_SIZE, HIDDEN_SIZE, num_heads=HEADS))
-    config = TrainingConfig(
-        max_steps=60,
-        batch_size=4,
-        block_length=36,
-        unroll_steps=HEADS,
-        learning_rate=3e-2,
-        warmup_steps=1,
-    )
-    shape = ReDrafterConfig(HEADS, 1, HEADS)
-    plan = loop_plan(config, shape, rows(), head.config)
-    Trainer(head, CycleTarget(), rows(), ListRows(), plan, make_accelerator()).run()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    accuracy = top_accuracy(head.eval(), CycleTarget(), rows(), HEADS)
-    assert (accuracy[:, 0] > 0.9).all()
 
 
 def test_drafts_longer_than_there_are_heads_are_neither_trained_nor_evaluated() -> None:
@@ -306,52 +201,3 @@ def test_a_search_is_no_longer_than_there_are_heads(tmp_path: Path) -> None:
     ):
         validated(Request({**asked, "beam_length": 4}))
     assert validated(Request({**asked, "beam_length": 2}))[0] == ReDrafterConfig(8, 4, 2)
-
-
-@pytest.fixture
-def vllm_module() -> Iterator[Callable[[dict[str, Any]], Any]]:
-    """Makes vLLM's own Medusa from a config.json, on one rank."""
-    pytest.importorskip("vllm.model_executor.models.medusa", reason="vLLM 0.33 has none")
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers import logits_processor
-    from vllm.model_executor.layers import vocab_parallel_embedding as embedding
-    from vllm.model_executor.models.medusa import Medusa
-    from vllm.transformers_utils.configs.medusa import MedusaConfig as VllmMedusaConfig
-
-    def make(values: dict[str, Any]) -> Any:
-        draft = SimpleNamespace(hf_config=VllmMedusaConfig(**values))
-        return Medusa(
-            vllm_config=SimpleNamespace(  # type: ignore[arg-type]
-                speculative_config=SimpleNamespace(draft_model_config=draft)
-            )
-        )
-
-    with ExitStack() as stack:
-        stack.enter_context(set_current_vllm_config(VllmConfig()))
-        for module, name, value in (
-            (embedding, "get_tensor_model_parallel_rank", lambda: 0),
-            (embedding, "get_tensor_model_parallel_world_size", lambda: 1),
-            (logits_processor, "tensor_model_parallel_all_gather", lambda x, *_: x),
-            (logits_processor, "tensor_model_parallel_gather", lambda x, *_: x),
-        ):
-            stack.enter_context(patch.object(module, name, value))
-        yield make
-
-
-@pytest.mark.parametrize("sizes", ["as in the paper", "as published", "one output"])
-def test_the_best_beam_of_width_1_is_the_chain_that_vllm_drafts(
-    sizes: str, vllm_module: Callable[[dict[str, Any]], Any]
-) -> None:
-    head = medusa(**SIZES[sizes])
-    theirs = vllm_module(
-        {**VLLM, "medusa_fc_bias": head.config.bias, "original_lm_head": head.config.shared_output}
-    )
-    theirs.load_weights(head.state_dict().items())
-    for layer in {id(layer): layer for layer in theirs.lm_heads}.values():
-        layer.quant_method.process_weights_after_loading(layer)
-    embed, hidden, roots = inputs(requests=5)
-    expected = theirs.compute_logits(theirs(hidden))
-    for depth, logits in enumerate(expected):
-        torch.testing.assert_close(head.logits(hidden, hidden[:, :1], depth), logits)
-    chain = torch.stack([logits.argmax(dim=-1) for logits in expected], dim=1)
-    assert torch.equal(beam_search(head, embed, hidden, roots, 1, HEADS).tokens[..., 0], chain)

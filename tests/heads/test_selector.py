@@ -54,14 +54,6 @@ def test_drafts_choose_among_candidates_unless_the_config_says_otherwise(checkpo
     assert validated(Request(asked(checkpoint, candidates=0)))[0].candidates == 0
 
 
-def test_a_checkpoint_says_how_many_it_needs(tmp_path: Path) -> None:
-    shape = {"num_speculative_tokens": 6, "beam_width": 2, "beam_length": 3, "candidates": 256}
-    save_drafter(new_head("gated", V, H, selector=SIZES), tmp_path / "selects", "target", shape)
-    assert validated(Request({"model": str(tmp_path / "selects")}))[0].candidates == 256
-    save_drafter(new_head("gated", V, H), tmp_path / "ranks", "target", shape)
-    assert validated(Request({"model": str(tmp_path / "ranks")}))[0].candidates == 0
-
-
 def test_longer_drafts_than_it_tells_candidates_for_have_none(checkpoint: Path) -> None:
     config = validated(Request(asked(checkpoint, beam_length=5)))[0]
     assert (config.beam_length, config.candidates) == (5, 0)
@@ -83,7 +75,7 @@ def test_wider_drafts_than_the_checkpoint_has_candidates_for_have_the_usual_numb
 
 def test_candidates_of_a_head_that_tells_none_are_refused(tmp_path: Path) -> None:
     save_drafter(new_head("gated", V, H), tmp_path, "target")
-    with pytest.raises(ConfigError, match=r"candidates 64, .* tells none: add a selector"):
+    with pytest.raises(ConfigError, match=r"candidates 64, .* has no selector: add one"):
         validated(Request(asked(tmp_path, candidates=64)))
 
 
@@ -94,8 +86,3 @@ def test_entries_that_are_no_selector_are_refused(wrong: Any) -> None:
     values = {"model_type": GatedConfig.model_type, "vocab_size": V, "hidden_size": H}
     with pytest.raises(ConfigError, match="selector"):
         head_config(values | {"selector": wrong})
-
-
-def test_a_head_per_depth_takes_none() -> None:
-    with pytest.raises(ConfigError, match="a redrafter_medusa head takes none"):
-        new_head("medusa", V, H, selector=SIZES)

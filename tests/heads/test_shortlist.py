@@ -23,11 +23,16 @@ def drafter(name: str) -> DraftHead:
     return head
 
 
-def search(head: DraftHead, candidates: int, requests: int = 3) -> ExploredNodes:
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(embedding, hidden states, root tokens)."""
     generator = torch.Generator().manual_seed(2)
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
-    hidden = torch.randn(requests, HIDDEN, generator=generator)
-    roots = torch.randint(VOCABULARY, (requests,), generator=generator)
+    hidden = torch.randn(3, HIDDEN, generator=generator)
+    return embedding, hidden, torch.randint(VOCABULARY, (3,), generator=generator)
+
+
+def search(head: DraftHead, candidates: int) -> ExploredNodes:
+    embedding, hidden, roots = inputs()
     return beam_search(
         head, lambda x: embedding[x], hidden, roots, 4, LENGTH, candidates=candidates
     )
@@ -45,10 +50,7 @@ def test_a_search_among_all_tokens_finds_what_one_of_the_vocabulary_finds(name: 
 @pytest.mark.parametrize("name", ["recurrent", "gated"])
 def test_nodes_below_the_first_level_are_among_the_candidates(name: str) -> None:
     head, count = drafter(name), 6
-    generator = torch.Generator().manual_seed(2)
-    embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
-    hidden = torch.randn(3, HIDDEN, generator=generator)
-    roots = torch.randint(VOCABULARY, (3,), generator=generator)
+    embedding, hidden, roots = inputs()
     condition = head.condition(hidden).unsqueeze(1)
     state = head.start(condition, embedding[roots].unsqueeze(1))
     shortlist = head.shortlist(condition, state, LENGTH, count)
@@ -58,13 +60,6 @@ def test_nodes_below_the_first_level_are_among_the_candidates(name: str) -> None
         among = (found.tokens[:, depth, :, None] == allowed[:, None]).any(-1)
         assert among.all()
     assert not found.tokens.equal(dense.tokens)
-
-
-def test_a_new_selector_guesses_at_every_depth_what_the_root_tells() -> None:
-    head = new_head("gated", VOCABULARY, HIDDEN, selector=SELECTOR)
-    state = torch.randn(2, 1, HIDDEN)
-    told = head.base_features(state, state, LENGTH)
-    assert told.equal(head.features(state, state, 0).unsqueeze(-2).expand_as(told))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_redrafter.heads.target_layers import checked_layers, layers_of, missing_layers
+from vllm_redrafter.heads.target_layers import checked_layers, layers_of
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -56,8 +56,3 @@ def test_a_file_s_layers_are_a_list_of_integers(layers: Any) -> None:
 def test_more_layers_than_anybody_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^here must be at most 64 layers .*, got 65$"):
         checked_layers(list(range(1, 66)), "here")
-
-
-def test_a_target_that_does_not_say_how_many_it_has_is_not_guessed_about() -> None:
-    assert missing_layers((), None) is None
-    assert "does not say how many" in str(missing_layers((1,), None))

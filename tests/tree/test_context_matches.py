@@ -18,7 +18,7 @@ from vllm_redrafter.tree.context_matches import (
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 8))
 def test_the_longest_and_of_these_the_newest_matches_are_found(
     texts: list[list[int]], num_paths: int, path_length: int
@@ -30,14 +30,6 @@ def test_the_longest_and_of_these_the_newest_matches_are_found(
     expected = [slow_matches(text, num_paths, path_length) for text in texts]
     assert found.tokens.tolist() == [paths for paths, _ in expected]
     assert found.lengths.tolist() == [lengths for _, lengths in expected]
-
-
-@pytest.mark.parametrize("largest", [2**31 - 1, 0])
-def test_any_token_id_can_be_matched(largest: int) -> None:
-    text = torch.tensor([[largest, 7, 9, largest]])
-    found = find_matches(text, torch.tensor([4]), 1, 3, 2**31)
-    assert found.tokens.tolist() == [[[7, 9, largest]]]
-    assert found.lengths.tolist() == [[1]]
 
 
 def test_a_path_ends_before_what_is_no_token() -> None:
@@ -52,14 +44,15 @@ def test_what_repeats_with_a_period_goes_on_with_it() -> None:
     assert found.lengths.tolist() == [[4, 0]]
 
 
-# --- joined ---
+def is_node(nodes: JoinedNodes) -> torch.Tensor:
+    return (nodes.explored.log_probs > -torch.inf) | (nodes.match_lengths > 0)
 
 
 def paths_of(nodes: JoinedNodes, r: int) -> dict[tuple[int, ...], tuple[float, int]]:
     """Of each node, by the tokens from the root on: its log-probability and length of match."""
     explored, found = nodes.explored, {}
     at: dict[tuple[int, int], tuple[int, ...]] = {}
-    for level, beam in nodes.is_node[r].nonzero().tolist():
+    for level, beam in is_node(nodes)[r].nonzero().tolist():
         above = at[level - 1, int(explored.back_pointers[r, level, beam])] if level else ()
         path = (*above, int(explored.tokens[r, level, beam]))
         assert path not in found, "a node stands twice"
@@ -71,7 +64,7 @@ def paths_of(nodes: JoinedNodes, r: int) -> dict[tuple[int, ...], tuple[float, i
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_joined_nodes_are_those_of_both_and_no_node_stands_twice(seed: int) -> None:
     explored, matches = search_and_paths(seed)
     found = joined(explored, matches)
@@ -94,8 +87,8 @@ def test_a_node_of_both_is_as_probable_as_the_more_confident_says(seed: int) -> 
     probabilities = torch.rand(5, 5, generator=torch.Generator().manual_seed(seed))
     nodes, found = joined(explored, matches), with_matches(explored, matches, probabilities)
     assert torch.equal(found.tokens, nodes.explored.tokens)
-    assert torch.equal(found.log_probs > -torch.inf, nodes.is_node)
-    for r, level, beam in nodes.is_node.nonzero().tolist():
+    assert torch.equal(found.log_probs > -torch.inf, is_node(nodes))
+    for r, level, beam in is_node(nodes).nonzero().tolist():
         parent = int(found.back_pointers[r, level, beam])
         above = float(found.log_probs[r, level - 1, parent]) if level else 0.0
         by_search = by_match = -float("inf")

@@ -5,7 +5,6 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
@@ -19,16 +18,6 @@ from vllm_redrafter.tree.policy import (
 )
 
 SIZES = st.integers(1, 8)
-
-
-@given(width=SIZES, length=SIZES, max_nodes=SIZES)
-def test_a_search_is_never_larger_than_configured_and_fills_the_step(
-    width: int, length: int, max_nodes: int
-) -> None:
-    config = ReDrafterConfig(max_nodes, width, length)
-    beam_width, beam_length = search_shape(config, max_nodes)
-    assert 1 <= beam_width <= width and 1 <= beam_length <= length
-    assert beam_width * beam_length >= min(max_nodes, width * length)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +42,6 @@ def explored() -> ExploredNodes:
         back_pointers=torch.tensor([[[0, 0, 0], [1, 1, 0]]]),
         log_probs=torch.tensor([[[-0.1, -0.2, -0.3], [-0.4, -0.5, -torch.inf]]]),
     )
-
-
-def test_all_explored_nodes_are_candidates(explored: ExploredNodes) -> None:
-    assert torch.equal(candidate_log_probs(explored), explored.log_probs)
 
 
 def test_trees_of_beams_leave_out_what_no_finished_beam_passes_through(

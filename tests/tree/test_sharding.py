@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that have a part of the draft vocabulary each choose what one with all of it does."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,14 +36,6 @@ def test_the_best_of_all_ranks_are_the_best(tokens: int, ranks: int, beams: int,
         assert torch.equal(found[0], expected[0])
         known = expected[0] > -torch.inf
         assert torch.equal(found[1][known], expected[1][known])
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("tokens", [1, 7, 24, 128])
-def test_rows_are_divided_without_gap_or_overlap(tokens: int, ranks: int) -> None:
-    rows = [part.rows for part in shards(tokens, ranks)]
-    assert [i for part in rows for i in range(part.start, part.stop)] == list(range(tokens))
-    assert max(part.stop - part.start for part in rows) == -(-tokens // ranks)
 
 
 def test_a_search_by_shards_explores_the_same_nodes() -> None:

@@ -122,18 +122,6 @@ def test_seeded_output_is_plain_decodings(small_target: Path, shape: ReDrafterCo
 
 
 @torch.inference_mode()
-def test_several_tokens_come_from_one_pass(small_target: Path) -> None:
-    """With a tree that holds what the target will say."""
-    answer = decoded(small_target, 4, greedy, None)
-    llama = Llama(small_target, PROMPT[:-1])
-    tree = [Node(PROMPT[-1], 0, 0, 0.0), Node(7, 0, 1, -1.0), Node(answer[0], 0, 1, -2.0)]
-    tree += [Node(answer[1], 2, 2, -3.0), Node(8, 2, 2, -4.0), Node(answer[2], 3, 3, -5.0)]
-    output, _ = step(llama, drafter_of(llama), tree, len(PROMPT) - 1, SHAPE, greedy)
-    assert output == answer and llama.passes == 2, "the prompt's and one more"
-    assert llama.cache.get_seq_length() == len(PROMPT) + 3
-
-
-@torch.inference_mode()
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_batch_is_searched_selected_and_walked_as_one_request(
     small_target: Path, shape: ReDrafterConfig

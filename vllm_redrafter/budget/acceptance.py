@@ -13,7 +13,7 @@ that were judged: those verified whose parent was accepted. The model is that of
 `v1/worker/gpu/spec_decode/acceptance_estimator.py`, which knows chains; but no step is longer than
 the loss is near to a parabola. On text that is easily predicted all a are near 0 or 1, where nodes
 have no information (a (1 - a) is 0), and a single surprise, over next to nothing, would throw the
-parameters so far that nothing is expected to be accepted ever after, and nothing is verified.
+parameters so far that nothing is ever verified again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class AcceptanceEstimator:
             self.start_from(record)
 
     def start_from(self, record: AcceptanceRecord) -> None:
-        """Begin with what was measured; deeper nodes than it has are as its deepest ones."""
+        """Begin with what was measured; deeper nodes are as its deepest ones."""
         depths, last = self.biases.shape[0], record.biases[-1]
         biases = [*record.biases[:depths], *[last] * (depths - len(record.biases))]
         self.slope.fill_(record.slope)
@@ -104,14 +104,9 @@ class AcceptanceEstimator:
         self.learned.fill_(DAMPING_OBSERVATIONS)
 
     def log_survival(self, log_odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
-        """The log of the survival probability of every explored node.
+        """The log of the survival probability of every explored node; all are [R, L, W].
 
-        Args:
-            log_odds: [R, L, W], see `log_odds`.
-            log_probs, back_pointers: [R, L, W], of the search.
-
-        Returns:
-            [R, L, W] float32; never above the parent's; -inf where there is no node.
+        Never above the parent's; -inf where there is no node.
         """
         length = log_odds.shape[1]
         given_parent = torch.nn.functional.logsigmoid(
@@ -201,7 +196,9 @@ class SurvivalProfile:
         self, beam_length: int, beam_width: int, record: AcceptanceRecord | None = None
     ) -> None:
         """Begin with what was measured of the drafter, if it was, for searches of up to [L, W]."""
-        self.survival = usual_profile(beam_length, beam_width)
+        levels, ranks = np.arange(1, beam_length + 1), np.arange(beam_width)
+        # Of a drafter of which nothing is known: like the shipped one's.
+        self.survival = np.asarray(0.5 ** levels[:, None] * 0.35**ranks)
         if record is not None:
             self._move(np.array(record.survival)[:beam_length, :beam_width], 1.0)
         self._drafted = STARTING_WEIGHT
@@ -246,9 +243,3 @@ class SurvivalProfile:
         """What survival probabilities are to be multiplied by: those verified are the ones of which
         a calibration thinks most, by some percent too much."""
         return (self._accepted + RATIO_NODES) / (self._expected + RATIO_NODES)
-
-
-def usual_profile(beam_length: int, beam_width: int) -> Floats:
-    """[L, W] survival of a drafter of which nothing is known: like the shipped one's."""
-    levels, ranks = np.arange(1, beam_length + 1), np.arange(beam_width)
-    return np.asarray(0.5 ** levels[:, None] * 0.35**ranks)

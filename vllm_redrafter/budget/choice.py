@@ -23,15 +23,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Choice(NamedTuple):
-    """A budget and what is expected of it: B nodes, tokens and seconds of the step."""
+    """A budget of B nodes, the tokens expected of the step, and those per second."""
 
     budget: int
     tokens: float
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+    tokens_per_second: float
 
 
 class VerifyCosts(NamedTuple):
@@ -75,16 +71,15 @@ def best_budget(
     ranked = ranked[ranked > 0]
     tokens = requests + np.concatenate(([0.0], np.cumsum(ranked)))
     seconds = draft_seconds + verify_seconds[requests : requests + tokens.shape[0]]
-    best = int((tokens / seconds).argmax())
-    return Choice(best, float(tokens[best]), float(seconds[best]))
+    rates = tokens / seconds
+    best = int(rates.argmax())
+    return Choice(best, float(tokens[best]), float(rates[best]))
 
 
 def best_common_budget(
     survival: Floats, max_nodes: int, requests: int, draft_seconds: float, verify_seconds: Floats
 ) -> Choice:
-    """The best budget of requests that are all alike, and verify as many nodes each: some.
-
-    A draft of which nothing is verified takes little more than a plain step, and brings nothing.
+    """The best budget of requests that are all alike, and verify at least one node each.
 
     Args:
         survival: [L, W], of the nodes of any of them.
@@ -95,5 +90,6 @@ def best_common_budget(
     tokens = requests * (1.0 + np.cumsum(ranked))
     nodes = np.arange(1, ranked.shape[0] + 1)
     seconds = draft_seconds + verify_seconds[requests * (1 + nodes)]
-    best = int((tokens / seconds).argmax())
-    return Choice(requests * (best + 1), float(tokens[best]), float(seconds[best]))
+    rates = tokens / seconds
+    best = int(rates.argmax())
+    return Choice(requests * (best + 1), float(tokens[best]), float(rates[best]))

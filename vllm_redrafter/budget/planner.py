@@ -98,7 +98,7 @@ class ArmChoice:
         return self._step._replace(steps=1 + self._left)
 
     def pass_step(self) -> bool:
-        """A step of the same batch begins: may it run the same, without being planned?"""
+        """Whether the next step of the same batch runs the same, without being planned."""
         if not self._left:
             return False
         self._left -= 1
@@ -160,8 +160,8 @@ class BatchPlanner:
         self._choice = ArmChoice([arm for arm, shape in enumerate(self.arms) if shape in explored])
         # By how much matches raise the yield of plain steps, and how much more searches yield than
         # requests that are all alike would, matches included: by kind of step.
-        self._alone = {CHAINS: Gain(), TREES: Gain()}
-        self._beside = {CHAINS: Gain(), TREES: Gain()}
+        self._alone = {CHAINS: _Gain(), TREES: _Gain()}
+        self._beside = {CHAINS: _Gain(), TREES: _Gain()}
         self._matched_drafts = 0
         # Of the last plan: requests, those of them that sample, and the most nodes of each.
         self._batch = 1, 0, config.num_speculative_tokens
@@ -190,7 +190,7 @@ class BatchPlanner:
         return shape
 
     def pass_plain_step(self) -> bool:
-        """A step of the same batch begins: may it be plain, as the last one was?"""
+        """Whether the next step of the same batch is plain, as the last one was."""
         if self.shape is not None or not self._choice.pass_step():
             return False
         self._settled += 1
@@ -274,13 +274,13 @@ class BatchPlanner:
         """Tokens per second of each arm."""
         requests, _, max_nodes = self._batch
         rates = [requests / self._plain_seconds(requests)]
-        most = search_shape(self.config, max_nodes)
+        largest = search_shape(self.config, max_nodes)
         for arm in self.arms[1:]:
             assert arm is not None
             kind = _kind_of(arm)
             if not arm.beam_length:
                 rates.append(rates[0] * self._alone[kind].mean)
-            elif arm.beam_width > most.beam_width or arm.beam_length > most.beam_length:
+            elif arm.beam_width > largest.beam_width or arm.beam_length > largest.beam_length:
                 rates.append(0.0)
             else:
                 rates.append(self._searched_rate(arm) * self._beside[kind].mean)
@@ -310,17 +310,14 @@ def _kind_of(shape: SearchShape) -> int:
 
 def arms_of(config: ReDrafterConfig, has_drafter: bool) -> tuple[SearchShape, ...]:
     """What to choose among, plain decoding aside: matches alone, and searches."""
-    # A single path is a chain.
-    most = 1 if config.tree == "chain" else config.context_matches
-    matching = (MATCH_CHAIN, MATCH_TREE)[: min(most, config.context_matches)]
-    return matching + (_search_arms(config) if has_drafter else ())
-
-
-def _search_arms(config: ReDrafterConfig) -> tuple[SearchShape, ...]:
-    """The searches to choose among: a chain, half the width, all of it, by length."""
+    # A single path is a chain. Of searches: a chain, half the width, all of it, by length.
+    paths = 1 if config.tree == "chain" else config.context_matches
+    matching = (MATCH_CHAIN, MATCH_TREE)[: min(paths, config.context_matches)]
+    if not has_drafter:
+        return matching
     width, length = search_shape(config, config.num_speculative_tokens)
     widths = [1] if config.tree == "chain" else sorted({1, -(-width // 2), width})
-    return tuple(SearchShape(w, n) for w in widths for n in draft_lengths(length))
+    return matching + tuple(SearchShape(w, n) for w in widths for n in draft_lengths(length))
 
 
 def draft_lengths(longest: int) -> tuple[int, ...]:
@@ -328,7 +325,7 @@ def draft_lengths(longest: int) -> tuple[int, ...]:
     return tuple(sorted({1, -(-longest // 2), longest}))
 
 
-class Gain:
+class _Gain:
     """A running mean of ratios, over the last drafts.
 
     Attributes:

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How probable nodes are to be accepted, learned from the walks: greedy and sampled requests apart.
 
-A sampled request accepts the drafter's best token less often than a greedy one. One model for both
-would be wrong for either, by more the more they alternate.
-
-What is observed in each step is compiled; `budget/acceptance.py` says it in torch, for any device.
-A test holds the two equal.
+A sampled request accepts the drafter's best token less often: one model would be wrong for both.
 """
 
 from __future__ import annotations
@@ -35,11 +31,10 @@ class AcceptanceModel:
     """
 
     def __init__(self, max_depth: int, recorded: PerSampling = NOTHING_RECORDED) -> None:
-        """For nodes of depths 1 to `max_depth`; begin with what was measured of the drafter."""
         self._estimators = [
             AcceptanceEstimator(max_depth, record=record) for record in recorded.with_fallback()
         ]
-        # Slope, biases and statistics of each, which the passes below change where they are.
+        # Slope, biases and statistics of each, changed in place below.
         self._states = [
             (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
         ]
@@ -54,8 +49,7 @@ class AcceptanceModel:
         depths: npt.NDArray[np.int32],
         accepted: Flags,
     ) -> None:
-        """Learn from a step's judged nodes, [N] each: whether of requests that sample, the draft's
-        log-odds, depths, and whether accepted."""
+        """Learn from a step's judged nodes, [N] each; `sampled`: of requests that sample."""
         for kind, state in enumerate(self._states):
             nodes = _observe(sampled, log_odds, depths, accepted, kind == 1, *state)
             if nodes and self._refits[kind].due():
@@ -75,16 +69,7 @@ def _observe(
     biases: Array,
     statistics: Array,
 ) -> int:
-    """See `AcceptanceEstimator.observe`, of whose tensors the last three are views.
-
-    Args:
-        sampled, log_odds, depths, accepted: of all judged nodes.
-        kind: those of requests that sample are observed, or the others.
-        slope, biases, statistics: of the kind's estimator.
-
-    Returns:
-        How many nodes were observed.
-    """
+    """`AcceptanceEstimator.observe` of the nodes of one kind of request; returns their number."""
     observed = 0
     for node in range(log_odds.shape[0]):
         if sampled[node] != kind:

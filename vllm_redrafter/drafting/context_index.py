@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request's last tokens stand in its text before, found without reading the text again.
+"""Prompt-lookup (n-gram) matches by a hash table: `find_matches` in `tree/context_matches.py`.
 
-The same as `find_matches` in `tree/context_matches.py`, which looks at every place: a test holds
-the two equal. Here each suffix of the text, of up to LONGEST_MATCH tokens, is entered into a hash
-table when the token behind it is known. A step enters what it has sampled, and looks up as many
-suffixes, whatever the length of the text.
+Each suffix of the text, of up to LONGEST_MATCH tokens, is entered when the token behind it is
+known. A step's work does not grow with the length of the text.
 """
 
 from __future__ import annotations
@@ -32,30 +30,29 @@ MULTIPLIER = 0x9E3779B1
 
 
 class ContextIndex:
-    """The texts of up to `slots` requests, and where their suffixes stand.
+    """The texts of up to `slots` requests, and the newest M places of their suffixes.
 
-    Of each suffix the newest places are kept, as many as there are paths, whose next tokens differ.
-    A request has a region of one array: its text, a hash table, and the entries of the table.
+    The next tokens of a suffix's places differ. A request has a region of one array: its text, a
+    hash table, and the entries of the table.
     """
 
     def __init__(self, slots: int, num_paths: int, path_length: int, vocab_size: int) -> None:
         """For M paths of D tokens; a path ends before what is no token of the vocabulary."""
         self.num_paths, self.path_length, self.vocab_size = num_paths, path_length, vocab_size
         self._slot_of: dict[str, int] = {}
-        # By slot: where its region begins, for how many tokens it is, and tokens and entries in it.
+        # By slot: START, CAPACITY, TOKENS and ENTRIES.
         self._regions = np.zeros((slots, 4), dtype=np.int64)
         self._memory = np.zeros(0, dtype=np.int32)
         self._end = 0
-        # Regions that are not in use, by the number of tokens.
+        # Starts of free regions, by capacity.
         self._free: dict[int, list[int]] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Of the regions, in use or not."""
+        """Of all regions, in use or not."""
         return self._memory.itemsize * self._end
 
     def forget(self, request: str) -> None:
-        """The request has left."""
         slot = self._slot_of.pop(request, None)
         if slot is not None:
             self._release(slot)
@@ -63,7 +60,7 @@ class ContextIndex:
     def matches(
         self, requests: Sequence[str], table: Array, rows: Ints, num_tokens: Ints
     ) -> ContextMatches:
-        """Enter what the texts of R requests have become, and find the paths that go on from there.
+        """Enter new tokens of R requests, and find their paths.
 
         Args:
             requests: their names; at most as many as there are slots.
@@ -119,17 +116,14 @@ class ContextIndex:
 
 @compiled
 def _parts(region: Array, num_paths: int, memory: Array) -> tuple[Array, Array, Array]:
-    """Of a region: the text; cells, 1 + an entry each or 0; and entries [any, 1 + M], the tokens of
-    a suffix and the newest places where it ends."""
+    """A region's text; cells, 1 + an entry each or 0; and entries [any, 1 + M], the length of a
+    suffix and the newest places where it ends."""
     start, capacity = region[START], region[CAPACITY]
     cells = start + capacity
     entries = cells + TABLE_SIZE * capacity
     end = entries + LONGEST_MATCH * (1 + num_paths) * capacity
-    return (
-        memory[start:cells],
-        memory[cells:entries],
-        memory[entries:end].reshape(-1, 1 + num_paths),
-    )
+    places = memory[entries:end].reshape(-1, 1 + num_paths)
+    return memory[start:cells], memory[cells:entries], places
 
 
 @compiled
@@ -143,7 +137,6 @@ def _append(
     regions: Array,
     memory: Array,
 ) -> None:
-    """Enter what the texts have become: see `ContextIndex.matches`; the last three are its own."""
     for r in range(len(slots)):
         region = regions[slots[r]]
         own, cells, places = _parts(region, num_paths, memory)
@@ -210,7 +203,7 @@ def _lookup(
     regions: Array,
     memory: Array,
 ) -> tuple[Array, Array]:
-    """See `ContextIndex.matches`: tokens [R, M, D] and lengths [R, M], int64."""
+    """Paths [R, M, D] and lengths of their matches [R, M], int64."""
     tokens = np.full((len(slots), num_paths, path_length), -1, dtype=np.int64)
     match_lengths = np.zeros((len(slots), num_paths), dtype=np.int64)
     for r in range(len(slots)):

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.drafting.proposer import Draft, Proposer
+from vllm_redrafter.drafting.acceptance_model import FIRST_REFIT, AcceptanceModel
+from vllm_redrafter.drafting.context_index import ContextIndex
+from vllm_redrafter.drafting.proposer import Draft, Proposer, States
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import accepted_nodes, judged_nodes
-from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.tree.context_matches import ContextMatches
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
@@ -27,20 +30,18 @@ class Drafting:
     Attributes:
         proposer: searches, and builds the trees.
         stats: where nodes are counted.
-        planner: decides whether to draft and by which search, and what to verify of it. None to
-            draft K nodes per request, by one search, at every step.
+        planner: chooses the search, and what to verify of it. None to draft K nodes per request at
+            every step.
     """
 
     def __init__(
         self, proposer: Proposer[Any], stats: StepStats, planner: BatchPlanner | None = None
     ) -> None:
         self.proposer, self.stats, self.planner = proposer, stats, planner
-        # By request: [2, K+1], log-odds and lengths of matches of the tree drafted last.
+        # By request: [2, K+1], log-odds and lengths of matches of its last tree.
         self._sources: dict[str, npt.NDArray[np.float32]] = {}
-        # The last draft, and its requests.
         self._drafted: list[str] = []
         self._draft: Draft | None = None
-        # Of the step: its requests, which of them sample, and how much may be verified.
         self._requests: list[str] = []
         self._max_nodes = 0
         self._sampled = np.zeros(0, dtype=np.bool_)
@@ -48,7 +49,7 @@ class Drafting:
     def plan(
         self, request_ids: Sequence[str], sampled: Flags, max_nodes: int, requested_nodes: int
     ) -> SearchShape | None:
-        """Choose the search of this step's draft; None to draft nothing. Asked before every draft.
+        """Choose the search of this step's draft; None to draft nothing. Called before every draft.
 
         Args:
             request_ids: of R requests, those that have drawn a token.
@@ -62,11 +63,9 @@ class Drafting:
         return self.planner.plan(sampled, max_nodes)
 
     def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:
-        """Is it settled that this step drafts nothing? Then `plan` need not be asked.
+        """Whether this step drafts nothing, as planned for the same batch; `plan` is not called.
 
-        Args:
-            request_ids: the step's; settled is what was planned for the very same batch.
-            max_nodes: see `plan`, or 0.
+        `max_nodes` is that of `plan`, or 0.
         """
         if self.planner is None or max_nodes != self._max_nodes or request_ids != self._requests:
             return False
@@ -81,19 +80,7 @@ class Drafting:
         shape: SearchShape,
         matches: ContextMatches | None = None,
     ) -> TokenTree:
-        """Draft for the R requests of the plan.
-
-        Args:
-            states: the target's, see `Proposer.explore`.
-            roots: [R] int64, the last sampled tokens.
-            chain: [R] bool, requests that need a chain; None where none does.
-            max_nodes: [R], the most nodes of each request; somewhere above 0.
-            shape: what was planned.
-            matches: of their texts; None where nobody looked.
-
-        Returns:
-            Trees with K + 1 slots.
-        """
+        """Trees with K + 1 slots, for the R requests of the plan; arguments as of `propose`."""
         planner, sampled = self.planner, self._sampled
         verify_costs = None if planner is None else planner.verify_costs(len(roots))
         draft = self.proposer.propose(
@@ -111,19 +98,15 @@ class Drafting:
         return draft.tree
 
     def record_draft_time(self, seconds: float) -> None:
-        """Learn what the last draft took, and what its search found."""
+        """Learn the time of the last draft, and what its search visited."""
         assert self._draft is not None
         if self.planner is not None and self._draft.explored.size:
             self.planner.drafted(self._draft.explored, self._sampled, seconds)
 
     def record_step_time(self, kind: int, requests: int, rows: int, seconds: float) -> None:
-        """Learn what a step took, its draft left out.
+        """Learn a step's time, its draft's left out and vLLM's part included.
 
-        Args:
-            kind: PLAIN, CHAINS or TREES.
-            requests: R.
-            rows: how many, all of them of nodes: no prompt was read.
-            seconds: vLLM's part included.
+        The kind is PLAIN, CHAINS or TREES; all rows are of nodes, none of a prompt.
         """
         if self.planner is not None:
             self.planner.stepped(kind, requests, rows, seconds)
@@ -131,8 +114,7 @@ class Drafting:
     def observe(
         self, request_ids: Sequence[str], sampled: Flags, tree: TokenTree, accepted: AcceptedPath
     ) -> None:
-        """Learn from what was accepted of the trees of R requests, those that sample ([R] bool)
-        and others; and count nodes of matches."""
+        """Learn from what was accepted of the trees of R requests, and count nodes of matches."""
         if self.planner is not None and request_ids == self._drafted:
             assert self._draft is not None
             drafted = self._draft.survival, self._draft.tree
@@ -157,5 +139,27 @@ class Drafting:
             self.proposer.acceptance.observe(kinds[by_draft], *nodes)
 
     def forget(self, request_id: str) -> None:
-        """The request has left the engine."""
         self._sources.pop(request_id, None)
+
+
+def warm_up(proposer: Proposer[States], states: States) -> TokenTree:
+    """Draft for one request, and accept nothing of it: compile the loops before there are requests.
+
+    The budget would learn from steps that wait for numba. Returns what was drafted.
+    """
+    slots = proposer.config.num_speculative_tokens + 1
+    root = torch.zeros(1, dtype=torch.int64)
+    greedy = np.zeros(1, dtype=np.bool_)
+    all_nodes = np.full(1, slots - 1)
+    shape = proposer.shape(slots - 1)
+    index = ContextIndex(1, max(proposer.config.context_matches, 1), proposer.config.path_length, 1)
+    matches = index.matches(["0"], np.zeros((1, 2), np.int32), np.zeros(1, np.int64), np.array([2]))
+    tree = proposer.propose(states, root, None, all_nodes, greedy, shape, None, matches).tree
+    accepted = accept_path(tree, torch.full_like(tree.tokens, -1))
+    accepted_nodes(greedy, np.zeros((1, slots), dtype=np.float32), tree, tree, accepted)
+    sources = np.zeros((1, 2, slots), dtype=np.float32)
+    _, log_odds, _, *judged = judged_nodes(tree, accepted.path, sources)
+    acceptance = AcceptanceModel(proposer.config.beam_length)
+    for _ in range(FIRST_REFIT):
+        acceptance.observe(np.zeros(len(log_odds), dtype=np.bool_), log_odds, *judged)
+    return tree

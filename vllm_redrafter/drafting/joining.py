@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`joined` of `tree/context_matches.py` on the host, compiled."""
+"""The nodes of a search and of prompt-lookup (n-gram) matches in one grid, on the host."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ Array = npt.NDArray[Any]
 
 
 class DraftNodes(NamedTuple):
-    """What may be in the trees of R requests.
+    """What may be in the trees of R requests, [R, L, W] each: int64, but float32 `log_probs`.
 
     Attributes:
-        tokens, back_pointers: [R, L, W] int64.
-        log_probs: [R, L, W] float32, of the search, cumulative; -inf where it has no node.
-        match_lengths: [R, L, W] int64, of the path that a node is on; 0 for none.
+        log_probs: of the search, cumulative; -inf where it has no node.
+        match_lengths: of the match that a node continues; 0 for none.
     """
 
     tokens: Array
@@ -32,16 +31,9 @@ class DraftNodes(NamedTuple):
 def joined_nodes(
     tokens: Array, back_pointers: Array, log_probs: Array, paths: Array, path_lengths: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """A search's nodes and paths in one grid.
+    """`context_matches.joined` of a search [R, L, W], L and W may be 0, and paths [R, M, D].
 
-    Args:
-        tokens, back_pointers: [R, L, W] int64, of the search; L and W may be 0.
-        log_probs: [R, L, W] float32; -inf where there is no node.
-        paths: [R, M, D] int64; -1 from where one ends.
-        path_lengths: [R, M] int64, of the matches; 0 where there is none.
-
-    Returns:
-        tokens, back_pointers, log_probs, match_lengths: [R, max(L, D), W + M], see `JoinedNodes`.
+    Returns the fields of `DraftNodes`, [R, max(L, D), W + M]; `path_lengths` are of the matches.
     """
     requests, length, width = tokens.shape
     num_paths, depth = paths.shape[1:]

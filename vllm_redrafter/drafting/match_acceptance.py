@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How probable nodes on matches are to be accepted, learned on the host."""
+"""How probable continuations of n-gram matches are to be accepted, learned on the host."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_a
 
 
 class MatchAcceptance:
-    """The probabilities, and what they were learned from.
-
-    Attributes:
-        probabilities: [2, LONGEST_MATCH, D] float32, of greedy and of sampled requests, by length
-            of the match and by depth, from 1 on.
-    """
+    """`probabilities`, [2, LONGEST_MATCH, D] float32, of greedy and of sampled requests, by length
+    of the match and by depth from 1 on; and what they were learned from."""
 
     def __init__(self, path_length: int) -> None:
-        """Begin with the prior, for paths of D tokens."""
         prior = np.stack([prior_acceptance(path_length)] * 2)
         self._judged = np.full(prior.shape, PRIOR_WEIGHT)
         self._accepted = PRIOR_WEIGHT * prior
@@ -32,8 +27,7 @@ class MatchAcceptance:
         depths: npt.NDArray[np.int32],
         accepted: Flags,
     ) -> None:
-        """Learn from judged nodes that are on paths, [N] each: whether of requests that sample, the
-        lengths of the matches, the nodes' depths, and whether accepted."""
+        """Learn from judged nodes that continue matches, [N] each."""
         if not len(match_lengths):
             return
         at = sampled.astype(np.int64), match_lengths - 1, depths - 1

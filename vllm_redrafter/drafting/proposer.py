@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a search found to the trees that are verified: ranked, joined with matches, cut.
-
-Every engine proposes by this; what a search is, the engine says.
-"""
+"""From a search's nodes to the trees that are verified: joined with n-gram matches, ranked, cut."""
 
 from __future__ import annotations
 
@@ -42,15 +39,14 @@ class Draft(NamedTuple):
     """Trees of what R requests are to verify, and what their nodes are expected to be worth.
 
     Attributes:
-        tree: with K + 1 slots whatever the search, so that trees of different steps can be
-            verified together.
+        tree: with K + 1 slots whatever the search.
         log_odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the
-            root, -inf for nodes that are on a path alone.
-        match_lengths: [R, K+1] int64, of the path that a node is on; 0 for none.
+            root, -inf for nodes of matches alone.
+        match_lengths: [R, K+1] int64, of the match that a node continues; 0 for none.
         survival: [R, K+1] float32, the probability that each node is accepted; 1 for the root, 0
             in unused slots.
         probable: [R, K] float64, the same of nodes that are not verified, too.
-        explored: [R, L, W] float32, the same of all that the search visited, paths left out.
+        explored: [R, L, W] float32, the same of all that the search visited.
         expected: the tokens of those requests that verify something.
     """
 
@@ -68,11 +64,10 @@ class Proposer(ABC, Generic[States]):
 
     Attributes:
         config: the most that is drafted.
-        searches: there is a drafter; without one, paths found in the text are all there is.
+        searches: there is a drafter; without one, drafts are of n-gram matches alone.
         recorded: how its nodes were accepted where the drafter was measured.
-        acceptance: how probable a node is to be accepted, learned by whoever judges the drafts.
-        match_acceptance: the same of nodes on paths.
-        recorder: is told of each draft's candidates, where there is one.
+        acceptance, match_acceptance: how probable nodes are to be accepted.
+        recorder: records each draft's nodes; None but for `trace`.
     """
 
     def __init__(
@@ -88,13 +83,7 @@ class Proposer(ABC, Generic[States]):
 
     @abstractmethod
     def explore(self, states: States, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
-        """What the drafter finds that continues the roots.
-
-        Args:
-            states: of R requests.
-            root_tokens: [R] int64, the last sampled tokens.
-            shape: the search.
-        """
+        """Search what continues the roots [R] int64, from the target's states of R requests."""
 
     def shape(self, max_nodes: int) -> SearchShape:
         """The search for a step that verifies at most so many nodes per request."""
@@ -114,36 +103,32 @@ class Proposer(ABC, Generic[States]):
         """Draft trees for R requests, of those nodes that are worth verifying.
 
         Args:
-            states: of the target, which predicted the root tokens; see `explore`.
-            root_tokens: [R] int64.
+            states, root_tokens: see `explore`.
             chain: [R] bool, requests that need a chain; None where none does.
             max_nodes: [R], the most nodes of each request, at most K; somewhere above 0.
             sampled: [R] bool, requests that sample; the others take the most probable token.
             shape: the search.
             verify_costs: what verifying costs. None to verify as many nodes as there may be, ranked
                 by the draft's own probabilities.
-            matches: of their texts; None where nobody looked.
+            matches: of their texts; None without prompt lookup.
         """
-        nodes = self._candidates(states, root_tokens, shape, matches)
+        nodes = self._draft_nodes(states, root_tokens, shape, matches)
         all_nodes = self.config.num_speculative_tokens
         slopes, biases = self.acceptance.slopes, self.acceptance.biases
         if verify_costs is None:
             slopes, biases = np.ones_like(slopes), np.zeros_like(biases)
             verify_costs = verify_everything(len(root_tokens) * (all_nodes + 1))
+        all_are = shape.beam_width == 1 or self.config.tree == "chain"
+        chains = np.full_like(sampled, all_are) if all_are or chain is None else chain.numpy()
         *tree, log_odds, match_lengths, survival, probable, explored, expected = best_trees(
             root_tokens.numpy(),
-            nodes.tokens,
-            nodes.back_pointers,
-            nodes.log_probs,
-            nodes.match_lengths,
+            nodes,
             sampled,
-            slopes,
-            biases,
-            self.match_acceptance.probabilities,
+            (slopes, biases, self.match_acceptance.probabilities),
             max_nodes,
             all_nodes,
-            *verify_costs,
-            self._chains(sampled, chain, shape),
+            verify_costs,
+            chains,
         )
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
         trees = TokenTree(*map(torch.from_numpy, tree))
@@ -157,31 +142,25 @@ class Proposer(ABC, Generic[States]):
         survival = given_parent.cumprod(axis=2, dtype=np.float64)
         return np.where((lengths[:, :, None] > 0) & (matches.tokens.numpy() >= 0), survival, 0.0)
 
-    def _chains(self, sampled: Flags, chain: Tensor | None, shape: SearchShape) -> Flags:
-        """[R] bool: the requests of which a single path is verified."""
-        all_are = shape.beam_width == 1 or self.config.tree == "chain"
-        return np.full_like(sampled, all_are) if all_are or chain is None else chain.numpy()
-
-    def _candidates(
+    def _draft_nodes(
         self,
         states: States,
         root_tokens: Tensor,
         shape: SearchShape,
         matches: ContextMatches | None,
     ) -> DraftNodes:
-        """What may be in the trees: of the search, and a column more for each path."""
         if shape.beam_length:
-            found = self.explore(states, root_tokens, shape)
-            allowed = candidate_log_probs(found, self.config.tree)
-            nodes = found.tokens.numpy(), found.back_pointers.numpy(), allowed.numpy()
+            explored = self.explore(states, root_tokens, shape)
+            allowed = candidate_log_probs(explored, self.config.tree)
+            nodes = explored.tokens.numpy(), explored.back_pointers.numpy(), allowed.numpy()
         else:
             none = np.zeros((len(root_tokens), 0, 0), dtype=np.int64)
             nodes = none, none, none.astype(np.float32)
         if matches is None:
-            candidates = DraftNodes(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
+            draft_nodes = DraftNodes(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
         else:
             paths = matches.tokens.numpy(), matches.lengths.numpy()
-            candidates = DraftNodes(*joined_nodes(*nodes, *paths))
+            draft_nodes = DraftNodes(*joined_nodes(*nodes, *paths))
         if self.recorder is not None:
-            self.recorder.drafted(int(root_tokens[0]), candidates)
-        return candidates
+            self.recorder.drafted(int(root_tokens[0]), draft_nodes)
+        return draft_nodes

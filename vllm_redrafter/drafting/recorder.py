@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request's drafts had, and what became of them; on only where somebody traces."""
+"""What one request's drafts had, and what became of them; for `trace`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RecordedNode:
         parent: index of the node above; the root is node 0, its own parent.
         depth: 0 for the root.
         probability: the drafter's, given the parent; None where the drafter has no such node.
-        match_length: of the match in the text that the node is on; 0 for none.
+        match_length: of the n-gram match that the node continues; 0 for none.
         verified: the target read it.
         accepted: it is on the path that the target sampled.
     """
@@ -38,12 +38,9 @@ class RecordedNode:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step of the engine.
+    """A step of the engine: its draft's nodes, parents before children, and what it gave.
 
-    Attributes:
-        nodes: of the draft, parents before children; none where nothing was found.
-        output_tokens: what the step gave.
-        seconds: since the end of the step before, or since the recording began.
+    `seconds` are those since the end of the step before, or since the recording began.
     """
 
     nodes: list[RecordedNode]
@@ -53,18 +50,13 @@ class RecordedStep:
 
 @dataclass
 class DraftRecorder:
-    """Records the steps of an engine that has one request at a time.
-
-    Attributes:
-        steps: so far.
-    """
+    """Records the steps of an engine that has one request at a time."""
 
     steps: list[RecordedStep] = field(default_factory=list)
     _nodes: list[RecordedNode] = field(default_factory=list)
     _last: float = field(default_factory=perf_counter)
 
     def drafted(self, root: int, candidates: DraftNodes) -> None:
-        """Keep what the draft of the next step may choose from; R = 1."""
         nodes = _candidate_nodes(root, candidates)
         self._nodes = nodes if len(nodes) > 1 else []
 
@@ -74,14 +66,12 @@ class DraftRecorder:
         self.stepped(accepted.output_tokens[0, : int(accepted.num_sampled[0])].tolist())
 
     def stepped(self, output_tokens: Sequence[int]) -> None:
-        """End a step."""
         now = perf_counter()
         self.steps.append(RecordedStep(self._nodes, list(output_tokens), now - self._last))
         self._nodes, self._last = [], now
 
 
 def _candidate_nodes(root: int, candidates: DraftNodes) -> list[RecordedNode]:
-    """The first request's candidates, level by level, behind their root."""
     tokens, pointers, log_probs, lengths = (part[0].tolist() for part in candidates)
     nodes = [RecordedNode(root, 0, 0, None, 0, verified=True, accepted=True)]
     above: dict[int, int] = {}
@@ -104,7 +94,6 @@ def _candidate_nodes(root: int, candidates: DraftNodes) -> list[RecordedNode]:
 
 
 def _mark_verified(nodes: list[RecordedNode], tree: TokenTree, accepted: AcceptedPath) -> None:
-    """Say of the candidates which the first request's tree has, and which were accepted."""
     found = {(node.parent, node.token): i for i, node in enumerate(nodes) if i}
     walked = set(accepted.path[0].tolist())
     tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()

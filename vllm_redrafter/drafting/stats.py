@@ -18,12 +18,9 @@ class StepStats:
         steps: engine steps that verified at least one request's draft.
         verifications: requests verified, summed over steps.
         drafted_tokens: tree nodes verified, roots not counted.
-        sampled_tokens: tokens that the verifications output.
-        expected_tokens: tokens that they were expected to output, by the batch's budget.
-        matched_tokens: nodes verified that are on paths found in the requests' own texts.
-        accepted_matched_tokens: those of them that were accepted.
-        undrafted_steps: engine steps after which nothing was drafted, as it would not have paid, or
-            nobody wanted nodes.
+        sampled_tokens, expected_tokens: that the verifications output, and were expected to.
+        matched_tokens, accepted_matched_tokens: verified nodes that continue n-gram matches.
+        undrafted_steps: engine steps after which nothing was drafted.
         draft: seconds in beam search and tree building.
         forward: seconds in the target's forward pass, tree attention included.
         attention: seconds in tree attention.
@@ -45,9 +42,9 @@ class StepStats:
     accept: float = 0.0
     compact: float = 0.0
 
-    def measure(self, part: str) -> PartTimer:
+    def measure(self, part: str) -> _PartTimer:
         """For a `with`: adds the seconds that its body takes to the field named `part`."""
-        return PartTimer(self, part)
+        return _PartTimer(self, part)
 
     def count_drafts(self, num_drafted: npt.NDArray[np.int64]) -> None:
         """Count a step's drafts: [R] integers, 0 for a request without one."""
@@ -67,8 +64,8 @@ class StepStats:
             setattr(self, field.name, field.default)
 
 
-class PartTimer:
-    """See `StepStats.measure`; no generator, which takes longer, as this runs in every step."""
+class _PartTimer:
+    """No generator, which takes longer: this runs in every step."""
 
     __slots__ = ("part", "started", "stats")
 

@@ -22,17 +22,11 @@ def time_drafts(
 ) -> Iterator[DraftCost]:
     """Time drafts by the shortest and the longest of these searches, and by matches alone.
 
-    A level costs as much as another: these say it all.
-
-    Args:
-        shapes: to choose among.
-        max_requests: the most that one draft is for.
-        draft: drafts by a search, for so many requests.
-        before, seconds: see `time_sizes`.
+    Each level costs the same. `draft` drafts by a search, for so many requests.
     """
     lengths = {shape.beam_length for shape in shapes} - {0}
-    said = {0, min(lengths, default=0), max(lengths, default=0)}
-    timed = [shape for shape in shapes if shape.beam_length in said]
+    ends = {0, min(lengths, default=0), max(lengths, default=0)}
+    timed = [shape for shape in shapes if shape.beam_length in ends]
     for shape in timed:
         run = partial(draft, shape)
         for size, taken in time_sizes(max_requests, run, before, seconds / len(timed)):
@@ -42,16 +36,11 @@ def time_drafts(
 def time_sizes(
     max_size: int, run: Callable[[int], None], before: Callable[[], None], seconds: float
 ) -> list[tuple[int, float]]:
-    """Seconds of `run` at sizes up to `max_size`, as many as the time allows; at least two.
+    """(size, seconds of `run`), of as many sizes as the time allows, at least two.
 
     The least of several: what disturbs a machine only adds. All sizes take turns, so that a slow
-    moment does not fall on one of them alone.
-
-    Args:
-        max_size: the largest size.
-        run: what is timed.
-        before: run before each, as a step does: it leaves other weights in the processor's caches.
-        seconds: the time allowed.
+    moment does not fall on one of them alone. `before` leaves other weights in the processor's
+    caches, as a step does.
     """
 
     def timed(size: int) -> float:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance walk on the host, what it moves and teaches: compiled passes over the nodes.
-
-`tree/acceptance.py` says it in torch for any device, and is what a test holds this to.
-"""
+"""`tree/acceptance.py` on the host, and what a walk moves and teaches: compiled loops."""
 
 from __future__ import annotations
 
@@ -21,19 +18,17 @@ Array = npt.NDArray[Any]
 
 
 class Walk:
-    """The acceptance walk of one step, from depth to depth: `acceptance.accept_path`.
+    """The acceptance walk of one step, from depth to depth, beginning at each root.
 
     Use: while there are `requests`, sample at their `nodes`, and `go_on` with what was drawn.
 
     Attributes:
-        requests: [A] int64, ascending, those whose path goes on; at first all R.
-        nodes: [A] int64, the nodes that their paths have come to.
+        requests, nodes: [A] int64, requests whose path goes on, ascending, and where it has come.
         depth: of these nodes.
         accepted: what has been walked so far.
     """
 
     def __init__(self, tree: TokenTree) -> None:
-        """Stand at each root."""
         tokens, parents, _, num_nodes = _arrays(tree)
         self._tree = tokens, parents, num_nodes
         requests, slots = tree.tokens.shape
@@ -61,19 +56,16 @@ class Walk:
 
     def output_of(self, request: int) -> list[int]:
         """What was sampled for a request whose path goes on."""
-        found: list[int] = self._output[request, : self.depth].tolist()
-        return found
+        output: list[int] = self._output[request, : self.depth].tolist()
+        return output
 
 
 def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that compaction has to move: those whose path leaves the linear order.
+    """(sources [N], destinations [N]) of the cache rows that compaction has to move.
 
     Args:
         path: [R, T] int64, accepted nodes in depth order, -1 after them.
         first_row: [R] int64, the flat row of each root.
-
-    Returns:
-        (source rows [N], destination rows [N]), flat; N = 0 where all paths are in place.
     """
     source, destination = _moves(path.numpy(), first_row.numpy())
     return torch.from_numpy(source), torch.from_numpy(destination)
@@ -82,16 +74,13 @@ def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
 def judged_nodes(
     tree: TokenTree, path: Tensor, sources: npt.NDArray[np.float32]
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The nodes that a walk judged: those whose parent was accepted.
+    """The N nodes that a walk judged: those whose parent was accepted.
 
-    Args:
-        tree: the verified trees.
-        path: [R, T] int64, see `AcceptedPath`.
-        sources: [R, 2, T], each node's log-odds by the draft, and the length of its match.
+    `sources`, [R, 2, T], are each node's log-odds by the draft, and the length of its match.
 
     Returns:
-        Of N judged nodes: request [N] int64, log-odds [N] float32, lengths of matches [N] int64,
-        depths [N] int32, whether accepted [N] bool.
+        request [N] int64, log-odds [N] float32, lengths of matches [N] int64, depths [N] int32,
+        whether accepted [N] bool.
     """
     judged: tuple[Array, ...] = _judged(*_arrays(tree), path.numpy(), sources)
     return judged  # type: ignore[return-value]
@@ -104,18 +93,14 @@ def accepted_nodes(
     tree: TokenTree,
     accepted: AcceptedPath,
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """How many nodes were expected to be accepted, and how many were.
+    """(expected, accepted) nodes, each of greedy requests and of those that sample.
 
     Args:
         sampled: [R] bool, requests that sample.
-        survival: [R, K+1] float32, survival probabilities of roots and nodes to be verified.
-        drafted: their trees.
-        tree: what was verified; a request with fewer nodes, as a grammar ruled some out or the
-            model's length did, is left out.
+        survival: [R, K+1] float32, survival probabilities of the drafted trees.
+        drafted, tree: the trees, and what of them was verified; requests with fewer nodes verified
+            (ruled out by a grammar, or the model's length) are left out.
         accepted: what came of it.
-
-    Returns:
-        (expected, accepted), each of requests that do not sample, and of those that do.
     """
     counts = drafted.num_nodes.numpy(), tree.num_nodes.numpy(), accepted.num_sampled.numpy()
     return _accepted_nodes(sampled, survival, *map(np.ascontiguousarray, counts))
@@ -123,19 +108,16 @@ def accepted_nodes(
 
 def _arrays(tree: TokenTree) -> tuple[Array, Array, Array, Array]:
     """Tokens, parents, depths and numbers of nodes, in the one layout that is compiled for."""
-    return (
-        np.ascontiguousarray(tree.tokens.numpy()),
-        np.ascontiguousarray(tree.parents.numpy()),
-        np.ascontiguousarray(tree.depths.numpy()),
-        np.ascontiguousarray(tree.num_nodes.numpy()),
-    )
+    parts = tree.tokens, tree.parents, tree.depths, tree.num_nodes
+    tokens, parents, depths, num_nodes = (np.ascontiguousarray(part.numpy()) for part in parts)
+    return tokens, parents, depths, num_nodes
 
 
 @compiled
 def _children(
     tokens: Array, parents: Array, num_nodes: Array, requests: Array, nodes: Array, sampled: Array
 ) -> Array:
-    """Of each node the child that carries its token; -1 where there is none."""
+    """Each node's child that carries its sampled token; -1 for none."""
     children = np.full(requests.size, -1, dtype=np.int64)
     for i in range(requests.size):
         r, node = requests[i], nodes[i]
@@ -165,31 +147,26 @@ def _moves(path: Array, first_row: Array) -> tuple[Array, Array]:
 def _judged(
     tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, sources: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
-    most = tokens.size
-    of_match = np.empty(most, dtype=np.int64)
-    of_request = np.empty(most, dtype=np.int64)
-    of_log_odds = np.empty(most, dtype=np.float32)
-    of_depth = np.empty(most, dtype=np.int32)
-    accepted = np.empty(most, dtype=np.bool_)
+    size = tokens.size
+    match_lengths = np.empty(size, dtype=np.int64)
+    request = np.empty(size, dtype=np.int64)
+    log_odds = np.empty(size, dtype=np.float32)
+    depth = np.empty(size, dtype=np.int32)
+    accepted = np.empty(size, dtype=np.bool_)
     count = 0
     for r in range(tokens.shape[0]):
         for node in range(1, num_nodes[r]):
             above = parents[r, node]
             # The scheduler's padding, -1, was never drafted.
             if tokens[r, node] >= 0 and path[r, depths[r, above]] == above:
-                of_request[count] = r
-                of_log_odds[count] = sources[r, 0, node]
-                of_match[count] = int(sources[r, 1, node])
-                of_depth[count] = depths[r, node]
+                request[count] = r
+                log_odds[count] = sources[r, 0, node]
+                match_lengths[count] = int(sources[r, 1, node])
+                depth[count] = depths[r, node]
                 accepted[count] = path[r, depths[r, node]] == node
                 count += 1
-    return (
-        of_request[:count],
-        of_log_odds[:count],
-        of_match[:count],
-        of_depth[:count],
-        accepted[:count],
-    )
+    judged = request[:count], log_odds[:count], match_lengths[:count]
+    return (*judged, depth[:count], accepted[:count])
 
 
 @compiled

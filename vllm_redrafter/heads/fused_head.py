@@ -9,22 +9,14 @@ from torch import Tensor
 
 
 class Features(NamedTuple):
-    """What the vocabulary-wide layer reads: x, or a n(x) that is yet to be made.
-
-    Attributes:
-        x: [rows, E].
-        scale: [E], a; None where x is read as it is.
-    """
+    """What the vocabulary-wide layer reads: x [rows, E], or a n(x) with the scale a [E]."""
 
     x: Tensor
     scale: Tensor | None = None
 
 
 class FusedHead(Protocol):
-    """A head's layers for few rows; the vocabulary-wide one is none of them.
-
-    Rows are those of a level: the beams of all requests, one request's after the other.
-    """
+    """A head's layers, but the vocabulary-wide one, for the rows of a level: beams by request."""
 
     def step(
         self,
@@ -34,41 +26,26 @@ class FusedHead(Protocol):
         parents: Tensor,
         embedded: Tensor | None,
     ) -> Tensor:
-        """The states after some tokens.
+        """The states [rows, S] after some tokens; the call after the next writes over them.
 
         Args:
             condition: [R, C]; the root's state may depend on it.
             state: [rows above, S], of the level above; None at the root.
             tokens: [rows] int64.
-            parents: [rows] int32, which of the level above each row continues.
+            parents: [rows] int32, the row of the level above that each one continues.
             embedded: [rows, H], the tokens' embeddings; None where the head was given the table.
-
-        Returns:
-            [rows, S], in memory that the call after the next writes over.
         """
         ...
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
-        """`DraftHead.features`, of condition [R, C] and state [R * beams, S].
-
-        Returns:
-            Of R * beams rows; of R rows where the head sees no drafted token.
-        """
+        """`DraftHead.features` of R * beams rows; of R where the head sees no drafted token."""
         ...
 
 
 @runtime_checkable
 class FusedSelectorHead(FusedHead, Protocol):
-    """One that tells candidates."""
+    """One with a selector."""
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """`DraftHead.base_features` of the roots, for all levels.
-
-        Args:
-            condition: [R, C].
-            state: [R, S], of the roots.
-
-        Returns:
-            [L, R, E].
-        """
+        """[L, R, E], `DraftHead.base_features` of the roots' condition [R, C] and state [R, S]."""
         ...

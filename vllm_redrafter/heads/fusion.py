@@ -4,12 +4,9 @@
     h' = h + F [n(h_1) ; .. ; n(h_m)]        n(x) = x / rms(x)
 
 with h the last hidden state after the final norm, h_i the outputs of the m `target_layers`, and F a
-matrix [H, m H] without bias. With F = 0, as it begins, a fused head is the plain one. Once per
-draft: a search does not know of it. That lower layers tell what the last one has forgotten is
-EAGLE-3's finding (arXiv 2503.01840).
-
-The norm is for training: a target's layers add to each other's outputs, the higher ones' are many
-times as large as h, and a step of Adam changes every number of F by as much.
+matrix [H, m H] without bias, 0 at first. It is made once per draft. That lower layers help is
+EAGLE-3's finding (arXiv 2503.01840). The norm is for training: higher layers' outputs are many
+times as large as h.
 """
 
 from __future__ import annotations
@@ -34,13 +31,7 @@ class FuseLayer(nn.Linear):
 
 
 def fused(hidden: Tensor, hidden_size: int, fuse: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """h': [..., H].
-
-    Args:
-        hidden: [..., (1 + m) H]: h, then the layers' outputs in ascending order.
-        hidden_size: H.
-        fuse: the product with F, [..., m H] -> [..., H]; None where m is 0.
-    """
+    """h' [..., H], of h and the layers' outputs [..., (1 + m) H]; `fuse` is the product with F."""
     if fuse is None:
         return hidden
     layers = hidden[..., hidden_size:].view(*hidden.shape[:-1], -1, hidden_size)

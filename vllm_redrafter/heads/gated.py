@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A gated recurrent head: its state begins as the target's hidden state, and tokens change it.
 
-Apple's state knows drafted tokens alone, and meets the hidden state h in the head's last layers.
-Here h is the state from the start, and a cell like a GRU's decides, entry by entry, what a token
-leaves of it:
+Unlike in Apple's head, the hidden state h is the state from the start, and a cell like a GRU's
+decides, entry by entry, what a token leaves of it:
 
     s_0 = c = h, or h + F [h_1 ; .. ; h_n] where it reads n further layers of the target
     [g ; x] = W [n(e(x_t)) ; n(s_{t-1})] + b
@@ -32,11 +31,7 @@ from vllm_redrafter.heads.norm import normed
 
 @dataclass(frozen=True)
 class GatedConfig(HeadConfig):
-    """The sizes of a gated head, all of whose layers are as wide as the target's hidden state.
-
-    Attributes:
-        num_draft_layers: residual blocks between the state and the vocabulary-wide layer.
-    """
+    """The sizes of a gated head, all of whose layers are as wide as the target's hidden state."""
 
     model_type: ClassVar[str] = "redrafter_gated"
 
@@ -48,8 +43,6 @@ class GatedConfig(HeadConfig):
 
 
 class GatedHead(DraftHead):
-    """The gated head."""
-
     config_class = GatedConfig
     layouts: ClassVar[Mapping[str, str]] = {"own": "GatedDrafter"}
 
@@ -66,16 +59,7 @@ class GatedHead(DraftHead):
         self.scale = nn.Parameter(torch.ones(hidden))
         self.lm_head = nn.Linear(hidden, config.num_ranked_tokens, bias=False)
 
-    def condition(self, hidden: Tensor) -> Tensor:
-        """c [..., H], which the state begins as; see `DraftHead.condition`."""
-        return self.fused(hidden)
-
-    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """s_1 [..., H], from s_0 = c; see `DraftHead.start`."""
-        return self.advance(condition, embedded)
-
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
         # One norm of both: calls of torch are what small layers cost.
         mixed = self.cell(normed(torch.stack([embedded, state], dim=-2)).flatten(-2))
         # Training under autocast has narrower products than states.
@@ -83,7 +67,6 @@ class GatedHead(DraftHead):
         return torch.lerp(F.silu(candidate), state, gate.sigmoid())
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """[..., H], of the state alone; see `DraftHead.features`."""
         for block in self.blocks:
             state = state + F.silu(block(normed(state)))
         return normed(state) * self.scale

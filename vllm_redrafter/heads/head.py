@@ -9,17 +9,13 @@ follow:
     z = logits(c, s, depth)             the next draft token's, at a node of that depth
     s' = advance(s, e(token))           the state of a child
 
-with e the target's own input embedding. Where a head tells from the root alone what may follow at
-each depth (`selector.py`), the nodes below the root rank these candidates instead (`shortlist`):
-the vocabulary-wide layer is then read once per draft.
-
-`docs/heads.md` has the heads that there are; a new one is a module beside this one, and a line in
-`registry.py`.
+with e the target's own input embedding. Where a head has a selector (`selector.py`), nodes below
+the root rank the root's candidates instead: the vocabulary-wide layer is read once per draft.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -29,7 +25,7 @@ from torch import Tensor, nn
 
 from vllm_redrafter.config import require_at_most, require_positive
 from vllm_redrafter.heads.fusion import FuseLayer, fused
-from vllm_redrafter.heads.selector import Selector, SelectorConfig
+from vllm_redrafter.heads.selector import Selector, SelectorConfig, selector_config
 from vllm_redrafter.heads.shortlist import Shortlist
 from vllm_redrafter.heads.target_layers import checked_layers
 from vllm_redrafter.utils.errors import ConfigError
@@ -41,18 +37,18 @@ LARGEST_VOCABULARY = 2**31 - 1
 """Token ids are int32."""
 
 WIDEST = 2**20
-"""Of a layer: far beyond any model, and what it is multiplied from fits."""
+"""Of a layer: far beyond any model."""
 
 LARGE_DRAFT_VOCABULARY = 65_536
-"""From so many ranked tokens on, reading the vocabulary-wide layer is most of a draft."""
+"""From here on, reading the vocabulary-wide layer dominates a draft."""
 
 MOST_LAYERS = 256
-"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
+"""Of num_draft_layers: far beyond any head."""
 
 OWNER = "drafter config.json"
 
 Product = Callable[[Tensor], Tensor]
-"""x [..., in] -> x W^T + b [..., out], of a weight and bias that it has with it."""
+"""x [..., in] -> x W^T + b [..., out]."""
 
 Pack = Callable[[Tensor, Tensor | None], Product]
 """From a weight [out, in] and a bias [out] or None to their product, as a device does it best."""
@@ -60,26 +56,19 @@ Pack = Callable[[Tensor, Tensor | None], Product]
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a drafter's checkpoint is: its head's kind and sizes, as config.json has them.
+    """A head's kind and sizes, as a checkpoint's config.json has them; impossible ones are refused.
 
     Attributes:
-        vocab_size: of the target.
-        hidden_size: of the target, H.
+        vocab_size, hidden_size: V and H, of the target.
         draft_vocab_size: the head ranks only so many of the target's tokens, those that the
             checkpoint's `d2t` lists; None ranks them all.
-        target_layers: whose outputs the head reads beside the last hidden state, see
-            `target_layers.py`; in ascending order.
-        selector: of what was added to a trained head to tell candidates; None where nothing was.
-
-    Raises:
-        ConfigError: a size is below 1, absurdly large or not an integer, the draft vocabulary the
-            larger one, or the layers are no such list.
+        target_layers: whose outputs the head reads beside the last hidden state; ascending.
+        selector: the sizes of its selector, if it has one.
     """
 
     model_type: ClassVar[str]
-    """In config.json, by which checkpoints find their head."""
     takes_selector: ClassVar[bool] = True
-    """May be given one: the head has one vocabulary-wide layer."""
+    """Whether it can have one: there is one vocabulary-wide layer."""
 
     vocab_size: int
     hidden_size: int
@@ -90,7 +79,7 @@ class HeadConfig:
     def __post_init__(self) -> None:
         layers = checked_layers(self.target_layers, f"{OWNER}: target_layers")
         object.__setattr__(self, "target_layers", layers)
-        object.__setattr__(self, "selector", SelectorConfig.of(self.selector))
+        object.__setattr__(self, "selector", selector_config(self.selector))
         if self.selector is not None and not self.takes_selector:
             raise ConfigError(f"{OWNER}: selector: a {self.model_type} head takes none")
         require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
@@ -106,12 +95,11 @@ class HeadConfig:
 
     @property
     def num_ranked_tokens(self) -> int:
-        """Rows of the vocabulary-wide layer."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def hidden_width(self) -> int:
-        """Numbers that the head reads of the target's hidden states: (1 + n) H with n layers."""
+        """(1 + n) H, what the head reads of the target with n layers."""
         return (1 + len(self.target_layers)) * self.hidden_size
 
     @property
@@ -121,7 +109,7 @@ class HeadConfig:
 
     @property
     def selected_depths(self) -> int:
-        """Depths below the root that candidates are told for; 0 where none are."""
+        """Depths below the root that the selector has candidates for."""
         return 0 if self.selector is None else self.selector.depths
 
     @property
@@ -130,7 +118,6 @@ class HeadConfig:
         return None
 
     def require_beam_length(self, owner: str, beam_length: int) -> None:
-        """Raise a ConfigError that begins with `owner` where the head cannot draft that far."""
         most = self.max_beam_length
         if most is not None and beam_length > most:
             raise ConfigError(
@@ -139,18 +126,16 @@ class HeadConfig:
             )
 
     def require_candidates(self, owner: str, candidates: int, beam_length: int) -> None:
-        """Raise a ConfigError that begins with `owner` where the head cannot tell candidates for
-        drafts of so many tokens; 0 candidates ask for none."""
         if not candidates or beam_length <= 1 + self.selected_depths:
             return
         if not self.selected_depths:
             raise ConfigError(
-                f"{owner}: candidates {candidates}, and this drafter's head tells none: add a "
-                "selector to it with `vllm-redrafter train --add-selector`, or leave candidates out"
+                f"{owner}: candidates {candidates}, and this drafter has no selector: add one with "
+                " `vllm-redrafter train --add-selector`, or leave candidates out"
             )
         raise ConfigError(
             f"{owner}: beam_length {beam_length} exceeds the {1 + self.selected_depths} tokens "
-            "that this drafter's selector tells candidates for; ask for that or less, or for "
+            "that this drafter's selector has candidates for; ask for that or less, or for "
             "candidates 0, which ranks the vocabulary at every level"
         )
 
@@ -172,14 +157,8 @@ class HeadConfig:
     ) -> Self:
         """The sizes of a new head for a target.
 
-        Args:
-            vocab_size: the target's.
-            hidden_size: the target's.
-            beam_length: how many tokens it shall draft in a row, for heads whose sizes say so.
-            options: by the names of further fields; None for what nobody has said.
-
-        Raises:
-            ConfigError: sizes that cannot be.
+        `beam_length` is what heads with a limit shall draft in a row; of `options`, further fields,
+        those that are None keep their defaults.
         """
         given = {name: value for name, value in options.items() if value is not None}
         if unknown := sorted(given.keys() - {f.name for f in fields(cls)}):
@@ -190,11 +169,7 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read a config.json; keys that are not the head's (transformers' own) are ignored.
-
-        Raises:
-            ConfigError: a size is missing or invalid.
-        """
+        """Read a config.json; keys that are not the head's (transformers' own) are ignored."""
         known = fields(cls)
         required = [f.name for f in known if f.default is MISSING and f.default_factory is MISSING]
         if missing := [name for name in required if name not in values]:
@@ -206,7 +181,6 @@ class HeadConfig:
 
 
 def require_draft_layers(layers: int) -> None:
-    """Raise a ConfigError unless a head can have so many residual blocks."""
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
         raise ConfigError(
             f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
@@ -215,32 +189,66 @@ def require_draft_layers(layers: int) -> None:
 
 
 class SearchHead(Protocol):
-    """What a search needs of a head; see `DraftHead`, whose methods these are."""
+    """What a search needs of a head."""
 
-    @property
-    def config(self) -> HeadConfig: ...
+    config: HeadConfig
 
-    def condition(self, hidden: Tensor) -> Tensor: ...
+    @abstractmethod
+    def condition(self, hidden: Tensor) -> Tensor:
+        """[..., C], what depends on the target's hidden states [..., (1 + n) H] alone.
 
-    def start(self, condition: Tensor, embedded: Tensor) -> Tensor: ...
+        These predicted the root; those of the n `target_layers` stand behind the last one. Of them
+        a head reads no more than `DraftHead.fused` gives.
+        """
 
-    def advance(self, state: Tensor, embedded: Tensor) -> Tensor: ...
+    @abstractmethod
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        """[..., S], the state at the root, whose embedding is [..., H]; see `advance`."""
 
-    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor: ...
+    @abstractmethod
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """[..., S], the state at a child, of its parent's and its token's embedding [..., H].
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor: ...
+        A head without a state may return anything of these leading dimensions.
+        """
 
-    def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist: ...
+    @abstractmethod
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """What the vocabulary-wide layer reads; training runs that layer in chunks.
 
-    def target_tokens(self, draft_tokens: Tensor) -> Tensor: ...
+        Args:
+            condition: [..., C], broadcast against `state`.
+            state: [..., S], at the node that is expanded.
+            depth: of that node; the root's is 0.
+
+        Returns:
+            [..., E]; of the shape of `condition` alone where no node's state is read: what a
+            search then ranks once serves all nodes of a level.
+        """
+
+    @abstractmethod
+    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """Logits of the next draft token: [..., draft tokens], arguments as in `features`."""
+
+    @abstractmethod
+    def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
+        """The candidates of drafts of L levels, L at most 1 + `config.selected_depths`.
+
+        Args:
+            condition, state: [R, 1, C] and [R, 1, S], of the roots.
+            length, count: L, and how many candidates a depth has.
+        """
+
+    @abstractmethod
+    def target_tokens(self, draft_tokens: Tensor) -> Tensor:
+        """The target's ids of draft tokens [...] int64."""
 
 
-class DraftHead(nn.Module, ABC):
+class DraftHead(nn.Module, SearchHead):
     """A draft head; its parameters' names are those in its checkpoints.
 
-    The vocabulary-wide layer dominates a draft's cost. With a reduced draft vocabulary it has rows
-    for some of the target's tokens only, which the buffer `d2t` tells as EAGLE-3's checkpoints do:
-    draft token i is the target's token i + d2t[i].
+    With a reduced draft vocabulary, the buffer `d2t` says which of the target's tokens are ranked,
+    as in EAGLE-3's checkpoints: draft token i is the target's token i + d2t[i].
     """
 
     config_class: ClassVar[type[HeadConfig]]
@@ -248,7 +256,6 @@ class DraftHead(nn.Module, ABC):
     """What `convert --to` can write besides: from its name to the class in config.json's
     architectures; "own" where ours is not called as the head's class is."""
 
-    config: HeadConfig
     d2t: Tensor
 
     def __init__(self, config: HeadConfig) -> None:
@@ -265,61 +272,15 @@ class DraftHead(nn.Module, ABC):
 
     # Drafting
 
-    @abstractmethod
-    def condition(self, hidden: Tensor) -> Tensor:
-        """What depends on the target's hidden state alone, the same for all nodes of a draft.
-
-        Of the hidden states that it is given a head reads no more than `self.fused(hidden)`.
-
-        Args:
-            hidden: [..., H], the target's, which predicted the root; with n `target_layers`
-                [..., (1 + n) H], theirs behind it.
-
-        Returns:
-            [..., C].
-        """
-
     def fused(self, hidden: Tensor) -> Tensor:
         """The hidden state [..., H] that is made of all that `condition` is given: `fusion.py`."""
         return fused(hidden, self.config.hidden_size, self.fuse)
 
-    @abstractmethod
+    def condition(self, hidden: Tensor) -> Tensor:
+        return self.fused(hidden)
+
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """The state at the root.
-
-        Args:
-            condition: [..., C], `condition(h)`.
-            embedded: [..., H], the target's embedding of the root token.
-
-        Returns:
-            [..., S]; a head without a state may return anything of these leading dimensions.
-        """
-
-    @abstractmethod
-    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """The state at a child.
-
-        Args:
-            state: [..., S], at its parent.
-            embedded: [..., H], the target's embedding of the child's token.
-
-        Returns:
-            [..., S].
-        """
-
-    @abstractmethod
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """What the vocabulary-wide layer reads; training runs that layer in chunks.
-
-        Args:
-            condition: `condition(h)`; broadcast against `state`.
-            state: [..., S], at the node that is expanded.
-            depth: of that node; the root's is 0.
-
-        Returns:
-            [..., E]; of the shape of `condition` alone where no node's state is read: what a
-            search then ranks once serves all nodes of a level.
-        """
+        return self.advance(condition, embedded)
 
     @property
     @abstractmethod
@@ -327,50 +288,30 @@ class DraftHead(nn.Module, ABC):
         """The vocabulary-wide layers, without bias: one for all depths, or one for each."""
 
     def vocabulary_layer(self, depth: int) -> nn.Linear:
-        """The one for nodes of this depth."""
         layers = self.vocabulary_layers
         return layers[depth if len(layers) > 1 else 0]
 
     def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """Logits of the next draft token: [..., draft tokens], arguments as in `features`."""
         out: Tensor = self.vocabulary_layer(depth)(self.features(condition, state, depth))
         return out
 
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
-        """What the vocabulary-wide layer reads to choose the candidates of each depth.
-
-        Args:
-            condition, state: see `features`; of the root.
-            length: how many levels, at most 1 + `config.selected_depths`.
-
-        Returns:
-            [..., length, E]; the root's own `features` come first.
-        """
+        """[..., length, E], the selector's features of each depth, from the root's."""
         assert self.selector is not None
         return self.selector(self.features(condition, state, 0), length)
 
     def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
-        """The candidates of drafts of R roots.
-
-        Args:
-            condition: [R, 1, C].
-            state: [R, 1, S], of the roots.
-            length: L, at most 1 + `config.selected_depths`.
-            count: how many candidates a depth has.
-        """
         features = self.base_features(condition, state, length).squeeze(1)
         layer = self.vocabulary_layers[0]
         return Shortlist.of(layer(features), layer.weight, count)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters."""
         return self.vocabulary_layers[0].weight.dtype
 
     # The draft vocabulary
 
     def target_tokens(self, draft_tokens: Tensor) -> Tensor:
-        """The target's ids of draft tokens [...] int64: themselves, unless there is a `d2t`."""
         if self.config.draft_vocab_size is None:
             return draft_tokens
         return draft_tokens + self.d2t[draft_tokens]
@@ -385,9 +326,8 @@ class DraftHead(nn.Module, ABC):
     def packed(self, pack: Pack) -> SearchHead | None:
         """The same head on products that are made once, such as a CPU's on packed weights.
 
-        Returns:
-            A form that needs fewer products than the head has linear layers, and keeps none of
-            its matrices; None where there is no such form: each of these layers is packed then.
+        It has fewer products than the head linear layers, and keeps none of its matrices. None
+        where there is no such form: each linear layer is packed then.
         """
         return None
 
@@ -395,10 +335,10 @@ class DraftHead(nn.Module, ABC):
         """The same head in few launches, for a GPU and few rows; None where it has no such form.
 
         Args:
-            table: the layer that the target's embedding looks rows of `weight` up in and does
-                nothing else; None where it does more.
-            max_rows: the most rows that one call is for; a search of more takes `features`.
-            length: L, of the drafts: what their roots tell is told for so many levels.
+            table: the layer whose `weight` rows are the target's embeddings; None where the
+                embedding does more than to look them up.
+            max_rows: of one call; a search of more takes `features`.
+            length: L, the levels of drafts.
         """
         return None
 
@@ -406,48 +346,31 @@ class DraftHead(nn.Module, ABC):
 
     @classmethod
     def own_name(cls, name: str) -> str:
-        """Our name of a tensor that others have written under another name."""
+        """Our name of a tensor that other programs name differently."""
         return name
 
     @classmethod
     def is_foreign(cls, values: Mapping[str, Any]) -> bool:
-        """Is this the config.json of such heads as other programs write them?
+        """Whether another program wrote this config.json of such heads.
 
-        Those are read where somebody asks for them, and never recognised by themselves: what wrote
-        them may serve them, too.
+        They are read on request only: what wrote them may serve them, too.
         """
         return False
 
     @classmethod
     def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of our config.json that follow from another program's: see `is_foreign`.
-
-        Raises:
-            ConfigError: it asks for what the head cannot do.
-        """
+        """The entries of our config.json that follow from another program's."""
         return dict(values)
 
     @classmethod
     def from_foreign_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of ours that follow from another program's, each by one of its names.
-
-        Raises:
-            ConfigError: they contradict each other.
-        """
+        """Our tensors, each by one of its names, that follow from another program's."""
         return dict(tensors)
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
-        """The entries of config.json that follow from the tensors' shapes.
+        """The entries of config.json that follow from the tensors' shapes, by own name.
 
-        Args:
-            where: what messages call them.
-            shapes: of all tensors, by own name.
-
-        Returns:
-            Nothing, unless a head says otherwise: its config.json must state all sizes.
-
-        Raises:
-            ConfigError: these are not such a head's tensors.
+        None by default: config.json must state all sizes. `where` begins messages.
         """
         return {}

@@ -8,18 +8,12 @@ Medusa (arXiv 2401.10774), section 2.1; h is the target's hidden state that pred
 
 The target's own output layer has made the root of h, so head 0 ranks the token after the root, and
 head i the one i further; there are as many levels as heads. No head sees a drafted token: all nodes
-of a level have the same candidates, which are ranked once per request and level. The tree of all
-combinations is Medusa's cartesian tree, and the sum of a path's log-probabilities is the log of the
-product by which Medusa chooses its nodes. A path's prefix is at least as probable as the path,
-whatever follows it. So W beams are, on every level, the W most probable paths of the whole
-cartesian tree, not an approximation.
+of a level have the same candidates, ranked once per request and level. W beams are, on every level,
+the W most probable paths of Medusa's whole cartesian tree, not an approximation.
 
-Two things are not as in Medusa's own code. It measures how often each head's k-th token is right,
-once per model, and keeps the nodes that are best on average; here the nodes are those that are best
-for this very text. And a level's probabilities are normalised over its 50 best tokens, as all
-drafts' are: each node of that level gains the same factor, the inverse of what those tokens have of
-the probability. Nodes of one level keep their order; between levels it counts a little for the
-deeper ones, until what is learned about each depth (`budget/acceptance.py`) makes up for it.
+Medusa's own code keeps the nodes that are best on average, measured once per model; here they are
+the best for this very text. A level's probabilities are normalised over its 50 best tokens, as all
+drafts' are; what is learned about each depth (`budget/acceptance.py`) makes up for it.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig, require_draf
 from vllm_redrafter.utils.errors import ConfigError
 
 VLLM_MODEL_TYPE = "medusa"
-"""In vLLM's config.json: vLLM 0.32 itself serves these, as chains, unless trees are asked for."""
+"""vLLM 0.32 itself serves these, as chains, unless trees are asked for."""
 
 MOST_HEADS = 127
 """A tree is no deeper."""
@@ -70,8 +64,7 @@ class MedusaConfig(HeadConfig):
 
     Attributes:
         num_heads: how many tokens they draft, one each.
-        num_draft_layers: residual blocks of each head.
-        bias: these have one.
+        num_draft_layers, bias: residual blocks of each head, and whether these have a bias.
         shared_output: one vocabulary-wide layer, instead of one per head.
     """
 
@@ -94,19 +87,18 @@ class MedusaConfig(HeadConfig):
 
     @property
     def max_beam_length(self) -> int:
-        """One token per head."""
         return self.num_heads
 
     @classmethod
     def of_target(
         cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
     ) -> Self:
-        """See `HeadConfig.of_target`; five heads, as are published, unless something is said."""
+        """Five heads, as are published, unless `beam_length` is given."""
         given = {"num_heads": beam_length or 5} | options
         return super().of_target(vocab_size, hidden_size, **given)
 
 
-class MedusaBlocks(nn.Module):
+class _MedusaBlocks(nn.Module):
     """A head's residual blocks, x + SiLU(Linear x) each; the identity until they are trained."""
 
     def __init__(self, width: int, num_layers: int, bias: bool) -> None:
@@ -132,7 +124,7 @@ class MedusaHead(DraftHead):
         super().__init__(config)
         hidden, heads = config.hidden_size, config.num_heads
         self.blocks = nn.ModuleList(
-            MedusaBlocks(hidden, config.num_draft_layers, config.bias) for _ in range(heads)
+            _MedusaBlocks(hidden, config.num_draft_layers, config.bias) for _ in range(heads)
         )
         if config.shared_output:
             self.lm_head = nn.Linear(hidden, config.num_ranked_tokens, bias=False)
@@ -141,20 +133,11 @@ class MedusaHead(DraftHead):
                 nn.Linear(hidden, config.num_ranked_tokens, bias=False) for _ in range(heads)
             )
 
-    def condition(self, hidden: Tensor) -> Tensor:
-        """h itself."""
-        return self.fused(hidden)
-
-    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """Nothing that is read: [..., 1]."""
-        return embedded[..., :1]
-
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """Nothing that is read: [..., 1]."""
         return embedded[..., :1]
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """See `DraftHead.features`; of the shape of `condition`, the same for all nodes."""
         out: Tensor = self.blocks[depth](condition)
         return out
 
@@ -167,22 +150,17 @@ class MedusaHead(DraftHead):
 
     @classmethod
     def own_name(cls, name: str) -> str:
-        """Our, and vLLM's, name of a tensor that FasterDecoding's code named."""
         for pattern, replacement in _OTHERS_NAMES:
             name = pattern.sub(replacement, name)
         return name
 
     @classmethod
     def is_foreign(cls, values: Mapping[str, Any]) -> bool:
-        """Is it vLLM's, or FasterDecoding's, of heads alone or of a whole model with heads?"""
         return values.get("model_type") == VLLM_MODEL_TYPE or "medusa_num_heads" in values
 
     @classmethod
     def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """See `DraftHead.from_foreign_config`.
-
-        FasterDecoding's `medusa_num_heads` is not read: published checkpoints of five heads say 2.
-        """
+        # FasterDecoding's `medusa_num_heads` is not read: published ones of five heads say 2.
         if values.get("logit_scale", 1) != 1:
             raise ConfigError(
                 f"{OWNER}: logit_scale is {values['logit_scale']!r}, which scales draft logits: "
@@ -199,11 +177,7 @@ class MedusaHead(DraftHead):
 
     @classmethod
     def from_foreign_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `DraftHead.from_foreign_tensors`.
-
-        Of a whole model, its heads. One vocabulary-wide layer for several heads may be called as
-        the first head's.
-        """
+        """Of a whole model, its heads; a layer shared by them may be called as the first head's."""
         heads = {name: t for name, t in tensors.items() if name.startswith("medusa_head.")}
         heads = heads or dict(tensors)
         own = {cls.own_name(name): tensor for name, tensor in heads.items()}
@@ -218,7 +192,7 @@ class MedusaHead(DraftHead):
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
-        """See `DraftHead.sizes_from_tensors`: all sizes; vocab_size only without `d2t`."""
+        """All sizes; vocab_size only without `d2t`."""
         blocks = [match for name in shapes if (match := _BLOCK.fullmatch(name))]
         layers = [match for name in shapes if (match := _OUTPUT.fullmatch(name))]
         if not blocks and not layers:
@@ -247,10 +221,7 @@ class MedusaHead(DraftHead):
 
 
 def _of_tokens(tensors: Mapping[str, Tensor], kept: Tensor) -> dict[str, Tensor]:
-    """With `d2t` instead of vLLM's `token_map`, which lists the target's tokens that are ranked.
-
-    Beside it, vocabulary-wide layers may still have rows for all tokens; these are left out.
-    """
+    """With `d2t` instead of vLLM's `token_map`; rows of tokens that are not kept are left out."""
     if kept.ndim != 1 or kept.is_floating_point() or not len(kept) or kept.min() < 0:
         raise ConfigError("token_map must be a list of the target's tokens")
     kept, own = kept.long(), dict(tensors)

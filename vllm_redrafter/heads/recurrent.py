@@ -42,10 +42,7 @@ _LAST_LAYER = re.compile(r"lm_head\.(\d+)\.weight")
 
 @dataclass(frozen=True)
 class RecurrentConfig(HeadConfig):
-    """The sizes of Apple's head; field names are those of its config.json.
-
-    `num_lookback_tokens` is recorded by Apple's training code and read by nothing.
-    """
+    """The sizes of Apple's head, by the names in its config.json; nothing reads the last one."""
 
     model_type: ClassVar[str] = "recurrent_drafting_drafter"
 
@@ -67,7 +64,6 @@ class RecurrentConfig(HeadConfig):
 
     @property
     def feature_width(self) -> int:
-        """E."""
         return self.exit_dim
 
     @property
@@ -79,22 +75,17 @@ class RecurrentConfig(HeadConfig):
     def of_target(
         cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
     ) -> Self:
-        """See `HeadConfig.of_target`; the head is as wide as the target, unless something is said,
-        so that its last layer may begin as the target's."""
+        """As wide as the target by default, so that its last layer may begin as the target's."""
         given = {"exit_dim": hidden_size} | {k: v for k, v in options.items() if v is not None}
         return super().of_target(vocab_size, hidden_size, **given)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """See `HeadConfig.from_dict`."""
-        # A config.json without this entry was written when drafters had no RNN; Apple's own code
-        # reads it so, too.
+        # Without this entry it is of before there was an RNN: Apple's own code reads it so, too.
         return super().from_dict({"rnn": False} | dict(values))
 
 
-class ResidualBlock(nn.Module):
-    """x + SiLU(Linear x), one layer of the draft head."""
-
+class _ResidualBlock(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, dim)
@@ -117,7 +108,7 @@ class RecurrentHead(DraftHead):
         if config.has_input_projection:
             self.input_proj = nn.Linear(2 * hidden, exit_dim)
         self.lm_head = nn.Sequential(
-            *(ResidualBlock(exit_dim) for _ in range(config.num_draft_layers)),
+            *(_ResidualBlock(exit_dim) for _ in range(config.num_draft_layers)),
             nn.Linear(exit_dim, config.num_ranked_tokens, bias=False),
         )
         if config.rnn:
@@ -125,11 +116,7 @@ class RecurrentHead(DraftHead):
             self.rnn_w = nn.Linear(hidden, hidden, bias=False)
 
     def condition(self, hidden: Tensor) -> Tensor:
-        """W [h ; s] + b = (W_h h + b) + W_s s, of which this is the first term.
-
-        Returns:
-            [..., exit_dim]; h itself where the head has no input projection.
-        """
+        """[..., exit_dim], the first term of W [h ; s] + b = (W_h h + b) + W_s s; or h itself."""
         hidden = self.fused(hidden)
         if not self.config.has_input_projection:
             return hidden
@@ -137,19 +124,16 @@ class RecurrentHead(DraftHead):
         return F.linear(hidden, weight_hidden, self.input_proj.bias)
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """s_1 [..., H], from s_0 = 0 whatever the condition; see `DraftHead.start`."""
         if not self.config.rnn:
             return embedded
         return F.silu(self.rnn_w(embedded) + self.rnn_u.bias)
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
         if not self.config.rnn:
             return state + embedded
         return F.silu(self.rnn_w(embedded) + self.rnn_u(state))
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """[..., exit_dim]; see `DraftHead.features`."""
         if self.config.has_input_projection:
             weight_state = self.input_proj.weight[:, self.config.hidden_size :]
             x = condition + F.linear(state, weight_state)
@@ -162,7 +146,7 @@ class RecurrentHead(DraftHead):
     @property
     def blocks(self) -> tuple[nn.Linear, ...]:
         """The linear layers of the residual blocks."""
-        return tuple(block.linear for block in self.lm_head if isinstance(block, ResidualBlock))
+        return tuple(block.linear for block in self.lm_head if isinstance(block, _ResidualBlock))
 
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
@@ -172,20 +156,14 @@ class RecurrentHead(DraftHead):
 
     @classmethod
     def own_name(cls, name: str) -> str:
-        """Our, and Apple's, name of a tensor that TensorRT-LLM's converter named differently."""
+        """Apple's name of a tensor that TensorRT-LLM's converter named differently."""
         for pattern, replacement in _OLD_NAMES:
             name = pattern.sub(replacement, name)
         return name
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
-        """See `DraftHead.sizes_from_tensors`.
-
-        Returns:
-            exit_dim, hidden_size, num_draft_layers, rnn, draft_vocab_size (None without `d2t`),
-            and vocab_size, unless there is a `d2t`: the last layer then has rows for some tokens
-            only.
-        """
+        """All sizes; vocab_size only without `d2t`."""
         matches = [match for name in shapes if (match := _LAST_LAYER.fullmatch(name))]
         if len(matches) != 1 or len(shapes[matches[0][0]]) != 2:
             raise ConfigError(

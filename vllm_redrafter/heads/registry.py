@@ -31,11 +31,7 @@ _registered: dict[str, type[DraftHead]] = {h.config_class.model_type: h for h in
 
 
 def register(head: type[DraftHead]) -> type[DraftHead]:
-    """Make a head known by its `model_type`; may stand above its class as a decorator.
-
-    Raises:
-        ConfigError: another head has this `model_type`.
-    """
+    """Make a head known by its `model_type`; may stand above its class as a decorator."""
     model_type = head.config_class.model_type
     known = _registered.setdefault(model_type, head)
     if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
@@ -69,19 +65,12 @@ def _register_installed() -> None:
 
 
 def foreign_head(values: Mapping[str, Any]) -> type[DraftHead] | None:
-    """The head of which another program wrote this config.json; None where there is no such."""
+    """The head of which another program wrote this config.json, if there is one."""
     return next((head for head in heads().values() if head.is_foreign(values)), None)
 
 
 def head_config(values: Mapping[str, Any]) -> HeadConfig:
-    """The sizes that a config.json states.
-
-    Args:
-        values: its entries; `model_type` is that of a head.
-
-    Raises:
-        ConfigError: a size is missing or invalid.
-    """
+    """The sizes that a config.json states, whose `model_type` is that of a head."""
     return heads()[values["model_type"]].config_class.from_dict(values)
 
 
@@ -104,17 +93,9 @@ def head_name(config: HeadConfig) -> str | None:
 def new_head(
     name: str, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
 ) -> DraftHead:
-    """A head for a target, its weights at random.
+    """A head for a target, its weights at random; `name` is one of `NAMES`.
 
-    Args:
-        name: one of `NAMES`.
-        vocab_size: the target's.
-        hidden_size: the target's.
-        beam_length: how many tokens it shall draft in a row, for heads whose sizes say so.
-        options: by the names of the head's further sizes; None for what nobody has said.
-
-    Raises:
-        ConfigError: sizes that cannot be.
+    `beam_length` and `options` are those of `HeadConfig.of_target`.
     """
     config_class = NAMES[name].config_class
     return build_head(config_class.of_target(vocab_size, hidden_size, beam_length, **options))

@@ -11,7 +11,7 @@ from vllm_redrafter.config import FEWEST_CANDIDATES
 
 
 class Shortlist(NamedTuple):
-    """What one product with the vocabulary-wide layer tells of R drafts of L levels.
+    """The candidates of R drafts of L levels, by one product with the vocabulary-wide layer.
 
     Attributes:
         root_logits: [R, 1, V], of the tokens that follow the roots.
@@ -25,13 +25,7 @@ class Shortlist(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, weight: Tensor, count: int) -> Self:
-        """The best of each depth.
-
-        Args:
-            logits: [R, L, V], of all depths.
-            weight: [V, E], the vocabulary-wide layer's.
-            count: C, or V where that is less.
-        """
+        """The C best of each depth, of logits [R, L, V]; all where V is less."""
         tokens = logits[:, 1:].topk(min(count, logits.shape[-1]), dim=-1, sorted=False).indices
         return cls(logits[:, :1], tokens, weight)
 
@@ -42,20 +36,10 @@ class Shortlist(NamedTuple):
 
 
 def affordable(count: int, requests: int, length: int, vocabulary: int) -> int:
-    """How many candidates an engine's draft chooses from, for so many requests at once.
+    """C for a draft of R requests at once; 0 to rank the vocabulary at every level.
 
-    Every request gathers (L - 1) C rows of its own, and the vocabulary-wide layer is V rows for
-    all of them: where the former are more, C is halved until they are not. Where even
-    FEWEST_CANDIDATES are more than ranking the vocabulary at every level, none are.
-
-    Args:
-        count: C, as it was asked for; 0 for none.
-        requests: R.
-        length: L.
-        vocabulary: V, the draft tokens of this process.
-
-    Returns:
-        C, or 0: rank the vocabulary at every level.
+    R (L - 1) C gathered rows shall not exceed the V rows of the vocabulary-wide layer: C is halved,
+    down to FEWEST_CANDIDATES. Where these are more than ranking the vocabulary reads, C is 0.
     """
     if length == 1:
         return 0

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the target's layers a drafter reads, beside the last hidden state.
 
-Layer i is what the target's first i layers have made of a token: what goes into the next one, the
-residual added, before any norm. vLLM counts so for EAGLE-3's heads, and so do transformers'
-`hidden_states`, whose entry 0 is the embedding. From 1 to N - 1 for a target of N layers: what
-comes out of the last one is, after the final norm, the last hidden state itself.
+Layer i is the output of the target's i-th layer, the residual added, before any norm: 1 to N - 1 of
+N. vLLM counts so for EAGLE-3's heads, and so do transformers' `hidden_states`.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ NONE = "none"
 """The last hidden state alone."""
 
 MOST = 64
-"""Of these layers: more than anybody reads, and little to build before they are found missing."""
+"""Of these layers: more than any drafter reads."""
 
 LAYERS_HELP = (
     f"layers counted from 1, with commas between, or {NONE}, or {AUTO} for 2, N/2 and N-3 of N"
@@ -29,15 +27,7 @@ LAYERS_HELP = (
 
 
 def checked_layers(layers: Any, where: str) -> tuple[int, ...]:
-    """Layers in ascending order, as they were written: in a file, say.
-
-    Args:
-        layers: a sequence of integers; may be empty.
-        where: how a message begins.
-
-    Raises:
-        ConfigError: no such sequence.
-    """
+    """Layers as a tuple; `where` begins the message that refuses what is no ascending list."""
     numbers = layers if isinstance(layers, list | tuple) else None
     if numbers is None or any(isinstance(i, bool) or not isinstance(i, int) for i in numbers):
         raise ConfigError(f"{where} must be a list of the target's layers, got {layers!r}")
@@ -59,11 +49,7 @@ def named_layers(layers: Sequence[int]) -> str:
 
 
 def parsed_layers(text: str, where: str) -> tuple[int, ...] | None:
-    """Layers as the command line has them: () for `none`, None for `auto`.
-
-    Raises:
-        ConfigError: neither numbers with commas between nor one of the two.
-    """
+    """Layers as the command line has them: () for `none`, None for `auto`."""
     if text == NONE:
         return ()
     if text == AUTO:
@@ -78,16 +64,7 @@ def parsed_layers(text: str, where: str) -> tuple[int, ...] | None:
 
 
 def layers_of(text: str, num_layers: int | None, where: str) -> tuple[int, ...]:
-    """Layers as the command line has them.
-
-    Args:
-        text: of the command line.
-        num_layers: of the target; None where its configuration does not say.
-        where: what named them.
-
-    Raises:
-        ConfigError: the target does not have them, or does not say how many it has.
-    """
+    """The target's layers that the command line names; refused where it does not have them."""
     layers = parsed_layers(text, where)
     if layers is None:
         if num_layers is None:
@@ -103,12 +80,7 @@ def layers_of(text: str, num_layers: int | None, where: str) -> tuple[int, ...]:
 
 
 def missing_layers(layers: Sequence[int], num_layers: int | None) -> str | None:
-    """Why a drafter cannot read these layers of a target: a sentence; None if it can.
-
-    Args:
-        layers: in ascending order.
-        num_layers: of the target; None where its configuration does not say.
-    """
+    """Why a drafter cannot read these layers of a target: a sentence; None if it can."""
     if not layers or (num_layers is not None and layers[-1] < num_layers):
         return None
     asked = ", ".join(map(str, layers))

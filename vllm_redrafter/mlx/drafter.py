@@ -19,11 +19,10 @@ from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.speculation import NODES
 from vllm_redrafter.checkpoints.speculation import speculation as settled
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafting.drafting import Drafting
+from vllm_redrafter.drafting.drafting import Drafting, warm_up
 from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.time_sizes import time_drafts, time_sizes
-from vllm_redrafter.drafting.warm_up import warm_up
 from vllm_redrafter.mlx.beam_search import Explored, beam_search
 from vllm_redrafter.mlx.heads import Head, load_head
 from vllm_redrafter.mlx.target import TreeTarget

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The acceptance walk: which path of a tree did the target itself sample?
 
-The target draws a token at every node, from its own distribution given that node's path. The
-walk starts at the root and goes on while a child carries the drawn token; the token drawn where
-it stops is the extra one. Every token that is output was drawn from the target's distribution
-given exactly the tokens before it, so the output is distributed as the target's, whatever the
-tree. The tree is a point-mass proposal: "sample, then look whether a child matches" is its
-rejection rule, and no rule accepts more for a given set of children.
+The target draws a token at every node, given that node's path. The walk goes on from the root while
+a child carries the drawn token; the token drawn where it stops is the extra one. So the output is
+distributed as the target's, whatever the tree. The tree is a point-mass proposal, of which this is
+the rejection rule: no rule accepts more for given children.
 """
 
 from __future__ import annotations
@@ -38,15 +36,7 @@ class AcceptedPath:
 
 
 def accept_path(tree: TokenTree, sampled: Tensor) -> AcceptedPath:
-    """Walk every request's tree along the tokens that the target sampled.
-
-    Args:
-        tree: the verified trees, K+1 slots each.
-        sampled: [R, K+1] integers, the target's token at each node; unused slots are not read.
-
-    Returns:
-        The accepted path of each request.
-    """
+    """Walk every request's tree along `sampled`, [R, K+1]: the target's token at each node."""
     parents = tree.parents.long()
     matches = (tree.tokens == sampled.gather(1, parents)) & tree.is_node
     matches[:, 0] = True

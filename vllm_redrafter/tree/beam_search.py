@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search over the draft head, keeping back-pointers instead of copying beams.
+"""Beam search over the draft head: ReDrafter (arXiv 2403.09919), section 3.2.
 
-ReDrafter (arXiv 2403.09919) section 3.2. A beam is never materialised: each level records which
-beam of the level above it grew from, and with which token. A prefix that two beams share is
-therefore stored once, and everything the search explored is at hand for the token tree.
+Beams are back-pointers, never copies: a prefix that two beams share is stored once, and the token
+tree may be of everything that the search explored.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ class ExploredNodes:
 
     Attributes:
         tokens: [R, L, W] int64.
-        back_pointers: [R, L, W] int64, the beam of the level above that a node grew from; 0 on
-            the first level, whose nodes grow from the root.
+        back_pointers: [R, L, W] int64, the parent's beam on the level above; 0 on the first.
         log_probs: [R, L, W] float32, cumulative; -inf marks a slot that no beam fills.
     """
 
@@ -44,13 +42,12 @@ def log_softmax_of_top(
 ) -> tuple[Tensor, Tensor]:
     """The `num` best tokens, with log-probabilities normalised over the top 50 alone.
 
-    The same as masking all but the top 50 and taking the log-softmax (Apple's `warp_logits`):
-    masked tokens add nothing to the normaliser, so the [.., V] log-probabilities never exist.
+    Equal to the log-softmax with all but the top 50 masked (Apple's `warp_logits`).
 
     Args:
         logits: [..., V], or of the shard's tokens alone.
         num: how many to return; at most 50.
-        shard: which part of the draft vocabulary the logits are of; None for all of it.
+        shard: the part of the draft vocabulary that the logits are of; None for all of it.
         candidates: [..., V] int64, the tokens that the logits are of; None for all in order.
 
     Returns:
@@ -82,29 +79,24 @@ def beam_search(
     shard: VocabularyShard | None = None,
     candidates: int = 0,
 ) -> ExploredNodes:
-    """Search the L tokens that follow the root, for all requests at once.
+    """Search W beams of L tokens below the root, for all requests at once.
 
     Args:
         drafter: the draft head.
         embed: the target's input embedding, tokens [...] int64 -> [..., H].
-        hidden: [R, H], the target's hidden state that predicted the root token; [R, (1 + n) H]
-            where the head reads further layers, see `DraftHead.condition`.
+        hidden: [R, (1 + n) H], the target's states that predicted the root; see `condition`.
         root_tokens: [R] int64, the last sampled token.
-        beam_width: W.
-        beam_length: L.
+        beam_width, beam_length: W and L.
         shard: the part of the draft vocabulary that the drafter has; None for all of it.
         candidates: C, how many tokens the nodes of each level below the first choose from; 0 for
-            the draft vocabulary. With a shard, each rank tells as many of its own.
+            the draft vocabulary. With a shard, each rank has as many of its own.
 
     Returns:
         The explored nodes, [R, L, W], in the target's token ids.
     """
     condition = drafter.condition(hidden).unsqueeze(1)
-    # The first level has one beam, the root itself; only from the second on are there W.
     state = drafter.start(condition, embed(root_tokens.unsqueeze(1)))
-    shortlist = None
-    if candidates:
-        shortlist = drafter.shortlist(condition, state, beam_length, candidates)
+    shortlist = drafter.shortlist(condition, state, beam_length, candidates) if candidates else None
     scores, tokens = _best(drafter, condition, state, 0, shortlist, beam_width, shard)
     log_probs, tokens = scores.squeeze(1), drafter.target_tokens(tokens.squeeze(1))
     back_pointers = torch.zeros_like(tokens)
@@ -136,7 +128,6 @@ def _best(
     num: int,
     shard: VocabularyShard | None,
 ) -> tuple[Tensor, Tensor]:
-    """The best continuations of the nodes of a level: see `log_softmax_of_top`."""
     if shortlist is None:
         return log_softmax_of_top(drafter.logits(condition, state, depth), num, shard)
     if depth == 0:

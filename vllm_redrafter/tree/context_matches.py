@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuations of a text's last tokens, found where these tokens stand in it before.
+"""Prompt-lookup (n-gram) matches in a request's own text, and the paths that follow them.
 
 Text that repeats (quotes, edits, code, summaries) goes on as it went on before. A *match* is an
-earlier place of the longest suffix of the text, up to LONGEST_MATCH tokens; a *path* is what
-follows it there. A path that reaches the text's end goes on with its own beginning, as a copy that
-overlaps itself does (LZ77): what repeats with a period is continued with it.
-
-Only a request's own text is looked at.
+earlier occurrence of the longest suffix of the text, up to LONGEST_MATCH tokens; a *path* is what
+follows it there. A path that reaches the text's end goes on with its own beginning (LZ77): what
+repeats with a period is continued with it.
 """
 
 from __future__ import annotations
@@ -40,14 +38,13 @@ class ContextMatches(NamedTuple):
 def find_matches(
     text: Tensor, num_tokens: Tensor, num_paths: int, path_length: int, vocab_size: int
 ) -> ContextMatches:
-    """Look at every place of the texts.
+    """Find M paths of D tokens, by comparing every place of the texts.
 
     Args:
         text: [R, T] integers; what is behind a request's tokens is ignored.
         num_tokens: [R] integers, how many tokens each request has; at least 1.
-        num_paths: M.
-        path_length: D.
-        vocab_size: what is no token below that ends a path: a placeholder of an image, say.
+        num_paths, path_length: M and D.
+        vocab_size: tokens from this on end a path: placeholders of an image, say.
     """
     text, last = text.long(), num_tokens.long() - 1
     match_lengths = _match_lengths(text, last)
@@ -69,14 +66,13 @@ def find_matches(
 
 
 def _match_lengths(text: Tensor, last: Tensor) -> Tensor:
-    """[R, T]: how many tokens up to each place are the text's last ones; 0 from its end on."""
+    """[R, T]: how many tokens up to each place equal the text's last ones; 0 from its end on."""
     requests, size = text.shape
     place = torch.arange(size, device=text.device)
     agrees = (place < last[:, None]).expand(requests, size)
     total = torch.zeros(requests, size, dtype=torch.int64, device=text.device)
     for back in range(LONGEST_MATCH):
         own = text.gather(1, (last[:, None] - back).clamp(min=0))
-        # Before the text's first token stands nothing.
         inside = (place >= back) & (last[:, None] >= back)
         agrees = agrees & inside & (text.roll(back, dims=1) == own)
         total += agrees
@@ -91,11 +87,9 @@ def _path(text: Tensor, place: Tensor, last: Tensor, path_length: int) -> Tensor
 
 
 class JoinedNodes(NamedTuple):
-    """A search's nodes and those of paths, which share what both have.
+    """A search's nodes and those of paths, no node twice, and a column more for each path.
 
-    The grid has the levels of the longer of both, and a column more for each path. A path's nodes
-    that the search explored too stand where the search has them; the others hang below them, in the
-    path's column.
+    A path's nodes stand where the search has them, if it does; else below, in the path's column.
 
     Attributes:
         explored: [R, L', W + M], as of a search; the log-probability is -inf where the search has
@@ -106,17 +100,9 @@ class JoinedNodes(NamedTuple):
     explored: ExploredNodes
     match_lengths: Tensor
 
-    @property
-    def is_node(self) -> Tensor:
-        """[R, L', W + M] bool."""
-        return (self.explored.log_probs > -torch.inf) | (self.match_lengths > 0)
-
 
 def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
-    """A search's nodes [R, L, W] and M paths of D tokens in one grid; no node stands there twice.
-
-    A loop over paths and levels; the CPU engine has it compiled (`drafting/joining.py`).
-    """
+    """A search's nodes [R, L, W] and M paths of D tokens in one grid."""
     requests, length, width = explored.tokens.shape
     num_paths, depth = matches.tokens.shape[1:]
     below = (0, num_paths, 0, max(depth - length, 0))
@@ -147,16 +133,10 @@ def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
 def with_matches(
     explored: ExploredNodes, matches: ContextMatches, probabilities: Tensor
 ) -> ExploredNodes:
-    """A search's nodes and those of paths, as of one search.
+    """A search's nodes [R, L, W] and M paths of D tokens, as of one search [R, max(L, D), W + M].
 
-    Args:
-        explored: [R, L, W].
-        matches: M paths of D tokens.
-        probabilities: [LONGEST_MATCH, D] float32, of a path's nodes given their parents, by length
-            of the match and depth.
-
-    Returns:
-        [R, max(L, D), W + M]. A node that both have is as probable as the more confident says.
+    A node that both have is as probable as the more confident says. `probabilities`, see
+    `joint_scores`, are of paths' nodes.
     """
     nodes = joined(explored, matches)
     scores = joint_scores(nodes, probabilities)
@@ -164,14 +144,12 @@ def with_matches(
 
 
 def joint_scores(nodes: JoinedNodes, probabilities: Tensor) -> Tensor:
-    """The log-probabilities of joined nodes.
+    """The log-probabilities of joined nodes, [R, L', W'] float32; -inf where there is no node.
 
     Args:
         nodes: [R, L', W'].
-        probabilities: see `with_matches`; or [R, LONGEST_MATCH, D], of each request's own.
-
-    Returns:
-        [R, L', W'] float32; -inf where there is no node.
+        probabilities: [LONGEST_MATCH, D] float32, of a path's nodes given their parents, by length
+            of the match and depth; or [R, LONGEST_MATCH, D], of each request's own.
     """
     drafted, lengths = nodes.explored.log_probs, nodes.match_lengths
     by_request = probabilities.expand(len(drafted), -1, -1)

@@ -7,36 +7,28 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
 
 class SearchShape(NamedTuple):
-    """How wide and how long to search: W beams of L tokens.
-
-    Of a search of width 1 a chain is verified. Where L is 0 nothing is searched: paths found in the
-    text (`context_matches.py`) are all that there is.
-    """
+    """W beams of L tokens; width 1 verifies a chain, length 0 drafts n-gram matches alone."""
 
     beam_width: int
     beam_length: int
 
 
 MATCH_CHAIN, MATCH_TREE = SearchShape(1, 0), SearchShape(2, 0)
-"""No search: the best path, or all of them."""
+"""No search: the best match's path, or all of them."""
 
 
 def search_shape(config: ReDrafterConfig, max_nodes: int) -> SearchShape:
-    """The search for a step that verifies at most `max_nodes` nodes per request.
+    """The search for a step that can verify `max_nodes` nodes per request, at least 1.
 
-    A tree of fewer nodes than a beam is long accepts hardly more than a single path, whose
-    verification is cheaper: it is a chain, which needs no tree attention on a CPU (8 requests,
-    K = 2: 1.2 times plain decoding, against 0.9 with a tree).
-
-    Args:
-        config: the most that is searched.
-        max_nodes: what the step can verify, the root not counted; at least 1.
+    A tree of fewer nodes than a beam is long accepts hardly more than a chain, which is cheaper
+    (on a CPU, 8 requests, K = 2: 1.2 times plain decoding, against 0.9 with a tree).
     """
     if max_nodes < config.beam_length:
         return SearchShape(1, max_nodes)
@@ -52,30 +44,30 @@ def allowed_nodes(explored: ExploredNodes, tree: TreeKind) -> Tensor | None:
     Returns:
         [R, L, W] bool: where a node may be, so may its parent; None where all may.
     """
-    return _on_finished_beams(explored) if tree == "beams" else None
+    if tree != "beams":
+        return None
+    back_pointers = explored.back_pointers
+    kept = (explored.log_probs[:, -1] > -torch.inf).to(back_pointers.dtype)
+    levels = [kept]
+    for level in reversed(range(1, back_pointers.shape[1])):
+        above = torch.zeros_like(kept)
+        kept = above.scatter_reduce(1, back_pointers[:, level], kept, reduce="amax")
+        levels.append(kept)
+    return torch.stack(levels[::-1], dim=1).bool()
 
 
 def candidate_log_probs(explored: ExploredNodes, tree: TreeKind = "explored") -> Tensor:
-    """The explored log-probabilities; -inf for nodes that may not be in the tree.
-
-    Args:
-        explored, tree: see `TokenTree.from_explored`.
-
-    Returns:
-        [R, L, W] float32.
-    """
+    """[R, L, W] float32, the explored log-probabilities; -inf for nodes that are not allowed."""
     allowed = allowed_nodes(explored, tree)
     log_probs = explored.log_probs
     return log_probs if allowed is None else log_probs.masked_fill(~allowed, -torch.inf)
 
 
 def on_best_path(back_pointers: Tensor, log_probs: Tensor) -> Tensor:
-    """Leave the nodes of the path of which the most tokens are expected: a chain.
-
-    That is the greatest sum, over a path's nodes, of their probabilities.
+    """Mask all nodes off the path whose nodes' probabilities have the greatest sum: a chain.
 
     Args:
-        back_pointers: [R, L, W] integers; of level 0 they say nothing.
+        back_pointers: [R, L, W] integers; those of level 0 are not read.
         log_probs: [R, L, W] float32, cumulative; -inf where there is no node.
 
     Returns:
@@ -88,8 +80,7 @@ def on_best_path(back_pointers: Tensor, log_probs: Tensor) -> Tensor:
     # [R, L * W + 1]: the index of the parent; the last one stands for none.
     parents = (node // width - 1) * width + back_pointers.flatten(1)
     parents = parents.masked_fill((node < width) | is_dead, length * width)
-    parents = torch.nn.functional.pad(parents, (0, 1), value=length * width)
-    probs = torch.nn.functional.pad(probs, (0, 1))
+    parents, probs = pad(parents, (0, 1), value=length * width), pad(probs, (0, 1))
     # Of the path that ends at each node.
     expected = probs[:, :-1].masked_fill(is_dead, -1.0)
     at = parents[:, :-1]
@@ -103,15 +94,3 @@ def on_best_path(back_pointers: Tensor, log_probs: Tensor) -> Tensor:
         end = parents.gather(1, end)
         is_on |= node == end
     return log_probs.masked_fill(~is_on.view_as(log_probs), -torch.inf)
-
-
-def _on_finished_beams(explored: ExploredNodes) -> Tensor:
-    """[R, L, W] bool: nodes that a finished beam passes through."""
-    back_pointers = explored.back_pointers
-    kept = (explored.log_probs[:, -1] > -torch.inf).to(back_pointers.dtype)
-    levels = [kept]
-    for level in reversed(range(1, back_pointers.shape[1])):
-        above = torch.zeros_like(kept)
-        kept = above.scatter_reduce(1, back_pointers[:, level], kept, reduce="amax")
-        levels.append(kept)
-    return torch.stack(levels[::-1], dim=1).bool()

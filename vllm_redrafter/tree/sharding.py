@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft head's vocabulary-wide layer, its rows divided among the ranks of tensor parallelism.
 
-A draft reads that layer once per level, B = 2 V exit_dim bytes in bf16. A copy on each of P ranks
-costs L B bytes a draft on all of them, whatever P is, while the target's step shrinks with P; rows
-divided among them cost L B / P and L exchanges of a few kilobytes. Draft logits are normalised
-over their top 50, so the best 50 of each rank are all that the others need to know:
-
-    top50(V tokens) = top50(the P ranks' own top 50)
-
-The exchange also makes all ranks choose the same nodes, whatever the last bits of their hidden
-states: trees that differ would send different rows through one target.
+A draft reads that layer once per level: P ranks read 1/P of it each, and exchange a few kilobytes.
+Draft logits are normalised over their top 50, so each rank's best 50 are all that others need. The
+exchange also makes all ranks choose the same nodes, whatever the last bits of their hidden states:
+trees that differ would send different rows through one target.
 """
 
 from __future__ import annotations
@@ -27,12 +22,11 @@ from vllm_redrafter.heads.head import DraftHead
 
 @dataclass(frozen=True)
 class VocabularyShard:
-    """One rank's part of the draft vocabulary: an equal number of tokens, the last ones' fewer.
+    """One rank's part of the draft vocabulary, equal but for the last ones'.
 
     Attributes:
         tokens: how many tokens the draft vocabulary has.
-        rank: this process's, of `ranks`.
-        ranks: how many processes share the layer.
+        rank, ranks: this process's, and how many share the layer.
         gather: [..., n] on each rank -> [..., ranks * n] on all, in the order of ranks.
     """
 
@@ -43,7 +37,7 @@ class VocabularyShard:
 
     @property
     def most_rows(self) -> int:
-        """Draft tokens of any rank but perhaps the last ones."""
+        """Draft tokens of every rank but the last ones."""
         return -(-self.tokens // self.ranks)
 
     @property
@@ -63,23 +57,23 @@ class VocabularyShard:
 
         Args:
             logits: [..., rows], of this rank's tokens.
-            candidates: [..., rows] int64, which of them the logits are of; None for all in order.
+            candidates: [..., rows] int64, those that the logits are of; None for all in order.
 
         Returns:
             (logits [..., 50] float32 in descending order, draft tokens [..., 50] int64), the same
             on all ranks.
         """
-        told = self.gather(self.best_here(logits, candidates))
-        pairs = told.reshape(*logits.shape[:-1], self.ranks, 2, -1)
+        gathered = self.gather(self.best_here(logits, candidates))
+        pairs = gathered.reshape(*logits.shape[:-1], self.ranks, 2, -1)
         values = pairs[..., 0, :].flatten(-2)
         tokens = pairs[..., 1, :].flatten(-2).view(torch.int32)
         best, index = values.topk(min(TOP_TOKENS, self.tokens), dim=-1)
         return best, tokens.gather(-1, index).long()
 
     def best_here(self, logits: Tensor, candidates: Tensor | None = None) -> Tensor:
-        """What this rank tells the others: [..., 2 n] float32, n logits, then n tokens' bits.
+        """What this rank sends: [..., 2 n] float32, n logits, then n tokens' bits.
 
-        One exchange of two; in floats, since not every communicator takes integers.
+        In floats, since not every communicator takes integers.
         """
         most = min(TOP_TOKENS, self.most_rows)
         here = min(most, logits.shape[-1])

@@ -2,9 +2,8 @@
 """The token tree: candidate continuations of a request, shared prefixes stored once.
 
 Node 0 is the root, the last sampled token. The others stand in descending order of cumulative
-draft log-probability, ties broken by level. A parent is never less probable than its child, so
-the order is topological, and *every prefix of the node list is itself a tree*: whoever truncates
-it keeps the best nodes and needs no repair.
+draft log-probability, ties broken by level. No parent is less probable than its child, so *every
+prefix of the node list is itself a tree*, of the best nodes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ class TokenTree:
 
     Attributes:
         tokens: [R, K+1] int32; -1 beyond a request's last node.
-        parents: [R, K+1] int32, index of the parent node; the root is its own parent, and 0
-            stands beyond the last node.
+        parents: [R, K+1] int32; the root's is itself, and 0 stands beyond the last node.
         depths: [R, K+1] int32; the root's is 0, and so is that of unused slots.
         num_nodes: [R] int32, the root counted.
     """
@@ -68,12 +66,8 @@ class TokenTree:
 
     def select(self, requests: Tensor) -> TokenTree:
         """The trees of some requests: [N] int64 indices."""
-        return TokenTree(
-            self.tokens[requests],
-            self.parents[requests],
-            self.depths[requests],
-            self.num_nodes[requests],
-        )
+        parts = self.tokens, self.parents, self.depths, self.num_nodes
+        return TokenTree(*(part[requests] for part in parts))
 
     @classmethod
     def from_explored(
@@ -84,7 +78,10 @@ class TokenTree:
         tree: TreeKind = "explored",
         chain: Tensor | None = None,
     ) -> TokenTree:
-        """The trees that a beam search found.
+        """The trees of a beam search's most probable nodes.
+
+        A stable sort over nodes in level order keeps a parent before a child that is exactly as
+        probable (log-probability 0), so ranks are a topological order.
 
         Args:
             root_tokens: [R], the last sampled tokens.
@@ -98,45 +95,43 @@ class TokenTree:
         Returns:
             Trees with K+1 slots; requests with fewer nodes end in unused slots.
         """
-        return select_nodes(root_tokens, explored, max_nodes, tree, chain)[0]
+        log_probs = candidate_log_probs(explored, tree)
+        if tree == "chain":
+            log_probs = on_best_path(explored.back_pointers, log_probs)
+        elif chain is not None:
+            of_path = on_best_path(explored.back_pointers, log_probs)
+            log_probs = torch.where(chain[:, None, None], of_path, log_probs)
+        tokens, back_pointers = explored.tokens.flatten(1), explored.back_pointers.flatten(1)
+        scores, order = log_probs.flatten(1).sort(dim=1, descending=True, stable=True)
+        order, found = order[:, :max_nodes], scores[:, :max_nodes] > -torch.inf
 
+        # node_of: candidate -> its node index; only the kept ones' are read below.
+        width = log_probs.shape[2]
+        index = torch.arange(1, order.shape[1] + 1, device=tokens.device)
+        node_of = torch.zeros_like(tokens).scatter_(1, order, index.expand_as(order))
+        level = order // width
+        parent_candidate = (level - 1) * width + back_pointers.gather(1, order)
+        parents = node_of.gather(1, parent_candidate.clamp(min=0)).masked_fill(level == 0, 0)
 
-def select_nodes(
-    root_tokens: Tensor,
-    explored: ExploredNodes,
-    max_nodes: int,
-    tree: TreeKind = "explored",
-    chain: Tensor | None = None,
-) -> tuple[TokenTree, Tensor]:
-    """The trees that a beam search found, and where in it their nodes are.
+        def column(values: Tensor, root: Tensor, unused: int) -> Tensor:
+            kept = values.masked_fill(~found, unused)
+            kept = torch.nn.functional.pad(kept, (0, max_nodes - kept.shape[1]), value=unused)
+            return torch.cat([root.unsqueeze(1), kept], dim=1).to(torch.int32)
 
-    Args:
-        root_tokens, explored, max_nodes, tree, chain: see `TokenTree.from_explored`.
-
-    Returns:
-        (trees with K+1 slots, [R, K] int64: each node's index among the explored [R, L * W]; 0 in
-        unused slots).
-    """
-    log_probs = candidate_log_probs(explored, tree)
-    if tree == "chain":
-        log_probs = on_best_path(explored.back_pointers, log_probs)
-    elif chain is not None:
-        of_path = on_best_path(explored.back_pointers, log_probs)
-        log_probs = torch.where(chain[:, None, None], of_path, log_probs)
-    return _select(root_tokens, explored.tokens, explored.back_pointers, log_probs, max_nodes)
+        root = torch.zeros_like(root_tokens)
+        return cls(
+            tokens=column(tokens.gather(1, order), root_tokens, -1),
+            parents=column(parents, root, 0),
+            depths=column(level + 1, root, 0),
+            num_nodes=(found.sum(dim=1) + 1).to(torch.int32),
+        )
 
 
 def ancestor_mask(parents: Tensor) -> Tensor:
-    """Ancestors, self included, from parents by repeated squaring.
+    """[R, T, T] bool, entry (i, j): j is i or an ancestor of i; of parents [R, T], the root's 0.
 
     With P the reflexive parent relation as a matrix, P^d relates a node to its ancestors up to
     d levels above; squaring doubles d, so 7 squarings cover 128 nodes.
-
-    Args:
-        parents: [R, T] integers; the root's is 0.
-
-    Returns:
-        [R, T, T] bool, entry (i, j): j is i or an ancestor of i.
     """
     num_nodes = parents.shape[1]
     reach = torch.zeros(*parents.shape, num_nodes, device=parents.device)
@@ -155,43 +150,3 @@ def pack_bits(mask: Tensor) -> Tensor:
     packed = (padded.view(*mask.shape[:-1], words, WORD_BITS).long() << bits).sum(dim=-1)
     # Two's complement: a word with bit 31 set is a negative int32.
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
-
-
-def _select(
-    root_tokens: Tensor, tokens: Tensor, back_pointers: Tensor, log_probs: Tensor, max_nodes: int
-) -> tuple[TokenTree, Tensor]:
-    """The best `max_nodes` of the candidates [R, L, W], as trees; and which candidates they are.
-
-    A stable sort over candidates in level order keeps a parent before a child that is exactly as
-    probable (log-probability 0), so ranks are a topological order.
-    """
-    _, length, width = tokens.shape
-    num_candidates = length * width
-    sorted_scores, order = log_probs.flatten(1).sort(dim=1, descending=True, stable=True)
-    order, sorted_scores = order[:, :max_nodes], sorted_scores[:, :max_nodes]
-    found = sorted_scores > -torch.inf
-
-    # node_of: candidate -> its node index; only the kept ones' are read below.
-    node_of = torch.zeros_like(tokens.flatten(1))
-    index = torch.arange(1, order.shape[1] + 1, device=tokens.device)
-    node_of.scatter_(1, order, index.expand_as(order))
-
-    level = order // width
-    parent_candidate = (level - 1) * width + back_pointers.flatten(1).gather(1, order)
-    parents = node_of.gather(1, parent_candidate.clamp(min=0)).masked_fill(level == 0, 0)
-
-    missing = max_nodes - min(max_nodes, num_candidates)
-
-    def column(values: Tensor, root: Tensor, unused: int) -> Tensor:
-        kept = values.masked_fill(~found, unused)
-        kept = torch.nn.functional.pad(kept, (0, missing), value=unused)
-        return torch.cat([root.unsqueeze(1), kept], dim=1).to(torch.int32)
-
-    root = torch.zeros_like(root_tokens)
-    trees = TokenTree(
-        tokens=column(tokens.flatten(1).gather(1, order), root_tokens, -1),
-        parents=column(parents, root, 0),
-        depths=column(level + 1, root, 0),
-        num_nodes=(found.sum(dim=1) + 1).to(torch.int32),
-    )
-    return trees, torch.nn.functional.pad(order.masked_fill(~found, 0), (0, missing))

@@ -351,7 +351,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         if self._texts is None:
             return None
         batch, rows = self.input_batch, np.asarray(active)
-        # Of the types that `drafting/warm_up.py` compiled for.
+        # Of the types that `warm_up` compiled for.
         num_tokens = batch.num_tokens_no_spec[rows].astype(np.int64)
         texts = batch.token_ids_cpu
         if self.enable_prompt_embeds:

@@ -16,8 +16,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from vllm_redrafter.drafting.drafting import warm_up
 from vllm_redrafter.drafting.walk import Walk, moves
-from vllm_redrafter.drafting.warm_up import warm_up
 from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.executor import DraftedOutput
 from vllm_redrafter.engine.cpu.proposer import TreeProposer

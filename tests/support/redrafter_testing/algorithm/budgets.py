@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A planner at work on machines whose costs are known, with drafters whose worth is."""
 
-import numpy as np
+from dataclasses import dataclass
 
-from redrafter_testing.algorithm.trimming import best_trim
-from vllm_redrafter.budget.choice import Flags, Floats
+import numpy as np
+import numpy.typing as npt
+
+from vllm_redrafter.budget.choice import Choice, Flags, Floats, VerifyCosts, best_budget
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.planner import BatchPlanner, arms_of
 from vllm_redrafter.config import ReDrafterConfig
@@ -35,11 +37,30 @@ def survival(shape: SearchShape, requests: int, accept: float) -> Floats:
     )
 
 
-def greedy(requests: int) -> Flags:
-    """None of them samples."""
-    return np.zeros(requests, dtype=np.bool_)
+def best_trim(
+    survival: Floats, sampled: Flags, verify_costs: VerifyCosts
+) -> tuple[npt.NDArray[np.int64], Choice]:
+    """How many of its first nodes each request verifies, and what is expected of it.
+
+    Survival, [R, K], descends along each request; 0 where there is no node.
+    """
+    requests = survival.shape[0]
+    ratios = np.where(sampled, verify_costs.sampled_ratio, verify_costs.greedy_ratio)
+    probable = survival.astype(np.float64) * ratios[:, None]
+    verify = verify_costs.verify_seconds[: requests + survival.size + 1].copy()
+    verify[requests] = verify_costs.nothing_seconds
+    choice = best_budget(probable, requests, verify_costs.draft_seconds, verify)
+    least = min(verify_costs.least, int(np.count_nonzero(probable > 0)))
+    if choice.budget < least:
+        tokens = requests + float(np.sort(probable, axis=None)[-least:].sum())
+        seconds = verify_costs.draft_seconds + float(verify[requests + least])
+        choice = Choice(least, tokens, tokens / seconds)
+    # Stable: of equal nodes of one request, the first comes first.
+    best = np.argsort(-probable, axis=None, kind="stable")[: choice.budget]
+    return np.bincount(best // survival.shape[1], minlength=requests), choice
 
 
+@dataclass
 class Machine:
     """Steps and drafts whose seconds are known.
 
@@ -49,19 +70,15 @@ class Machine:
         trees: what a step that verifies trees takes over others of as many rows.
         noise: standard deviation of a step's time over its mean.
         cold: what the first step, and the first draft, after plain steps take over others.
-        pace: what everything takes over the usual.
     """
 
-    def __init__(
-        self,
-        table: CostTable,
-        overhead: float = 0.0,
-        trees: float = 1.0,
-        noise: float = 0.0,
-        cold: float = 1.0,
-    ) -> None:
-        self.table, self.overhead, self.trees = table, overhead, trees
-        self.noise, self.cold, self.pace = noise, cold, 1.0
+    table: CostTable
+    overhead: float = 0.0
+    trees: float = 1.0
+    noise: float = 0.0
+    cold: float = 1.0
+
+    def __post_init__(self) -> None:
         self._rng = np.random.default_rng(0)
 
     def step(self, kind: int, rows: int) -> float:
@@ -72,7 +89,7 @@ class Machine:
         return self.table.draft_seconds(requests, *shape) * self._noise()
 
     def _noise(self) -> float:
-        return self.pace * max(self._rng.normal(1.0, self.noise), 0.1)
+        return max(self._rng.normal(1.0, self.noise), 0.1)
 
 
 def run(

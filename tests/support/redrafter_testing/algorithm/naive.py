@@ -58,19 +58,10 @@ def apple_beam_search(
     beam_width: int,
     beam_length: int,
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Apple's `beam_search_candidates` for one request.
+    """Apple's `beam_search_candidates` for one request; its beam length counts the init token.
 
-    Args:
-        tensors: a checkpoint, in Apple's names.
-        embedding: [V, H].
-        prompt_state: [H].
-        init_token: the token sampled by the target.
-        beam_width: W.
-        beam_length: Apple's, which counts the init token.
-
-    Returns:
-        The W beams, init token first, best beam first; and for every drafted token of each the
-        beam's log-probability up to it.
+    Returns the W beams, init token first, best beam first; and for every drafted token of each the
+    beam's log-probability up to it. `embedding` is [V, H], `prompt_state` [H].
     """
     beams = [[init_token] for _ in range(beam_width)]
     states = [torch.zeros_like(prompt_state) for _ in range(beam_width)]
@@ -109,17 +100,6 @@ def explored_prefixes(
     return levels
 
 
-def trie(
-    beams: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]
-) -> dict[Prefix, float]:
-    """All prefixes of the beams, each once, breadth first."""
-    nodes: dict[Prefix, float] = {}
-    for level in range(len(beams[0])):
-        for beam, beam_log_probs in zip(beams, log_probs, strict=True):
-            nodes.setdefault(tuple(beam[: level + 1]), beam_log_probs[level])
-    return nodes
-
-
 def best_nodes(nodes: Mapping[Prefix, float], max_nodes: int) -> list[Prefix]:
     """The most probable ones, the shallower first where two are equally probable."""
     return sorted(nodes, key=lambda prefix: (-nodes[prefix], len(prefix)))[:max_nodes]
@@ -127,13 +107,9 @@ def best_nodes(nodes: Mapping[Prefix, float], max_nodes: int) -> list[Prefix]:
 
 def node_prefixes(tokens: Sequence[int], parents: Sequence[int], num_nodes: int) -> list[Prefix]:
     """The prefix that each node of a tree stands for, from its parents; the root's is ()."""
-    prefixes = []
-    for node in range(num_nodes):
-        prefix: Prefix = ()
-        while node:
-            prefix = (tokens[node], *prefix)
-            node = parents[node]
-        prefixes.append(prefix)
+    prefixes: list[Prefix] = [()]
+    for node in range(1, num_nodes):
+        prefixes.append((*prefixes[parents[node]], tokens[node]))
     return prefixes
 
 

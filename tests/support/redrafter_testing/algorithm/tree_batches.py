@@ -53,3 +53,8 @@ def poisoned(field: Tensor, tree: TokenTree) -> Tensor:
     field = field.clone()
     field[~tree.is_node] = GARBAGE
     return field
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """The same numbers, with a last dimension that is not contiguous."""
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_redrafter.engine.cpu.heads.shortlist import CompiledShortlist
-from vllm_redrafter.heads.head import DraftHead, HeadConfig, Pack
+from vllm_redrafter.heads.head import DraftHead, Pack, SearchHead
 from vllm_redrafter.heads.norm import normed
 from vllm_redrafter.heads.selector import Selector
 from vllm_redrafter.heads.shortlist import Shortlist
 
 
-class PackedHead(ABC):
+class PackedHead(SearchHead):
     """A head with one vocabulary-wide layer, as a search calls it; methods as `DraftHead`'s.
 
     Keeps of the head's tensors `d2t`, and for candidates the vocabulary-wide layer.
     """
-
-    config: HeadConfig
 
     def __init__(self, head: DraftHead, pack: Pack) -> None:
         self.config = head.config
@@ -31,9 +27,6 @@ class PackedHead(ABC):
         self._vocabulary_layer = pack(layer.weight, None)
         self._rows = layer.weight.detach() if head.config.selected_depths else None
         self._selector = None if head.selector is None else PackedSelector(head.selector, pack)
-
-    @abstractmethod
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor: ...
 
     def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         return self._vocabulary_layer(self.features(condition, state, depth))
