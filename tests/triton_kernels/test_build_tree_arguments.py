@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.algorithm.tree_batches import strided
 from redrafter_testing.gpu.built_trees import SENTINEL, buffers, on, random_search, roots
 from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES, TOP_TOKENS
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -21,39 +22,20 @@ from vllm_redrafter.triton_kernels.build_tree import (
 )
 
 
-def strided(tensor: Tensor) -> Tensor:
-    return torch.stack([tensor, tensor], dim=-1)[..., 0]
-
-
-def meta(tensor: Tensor) -> Tensor:
-    return tensor.to("meta")
-
-
 def transposed(tensor: Tensor) -> Tensor:
     """The same shape, but not contiguous."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    ("root_tokens", Tensor.float),
+    *((name, Tensor.short) for name in ("root_tokens", "tokens", "back_pointers", "log_probs")),
+    *((name, transposed) for name in ("tokens", "back_pointers", "log_probs")),
+    *((name, lambda x: x.to("meta")) for name in ("root_tokens", "back_pointers", "log_probs")),
+    *((name, lambda tensor: tensor[:1]) for name in ("root_tokens", "back_pointers", "log_probs")),
     ("root_tokens", strided),
-    ("root_tokens", meta),
-    ("root_tokens", lambda root: root[:1]),
     ("root_tokens", lambda root: root.unsqueeze(1)),
-    ("tokens", Tensor.float),
-    ("tokens", Tensor.short),
-    ("tokens", transposed),
     ("tokens", lambda tokens: tokens[0]),
     ("tokens", lambda tokens: tokens.repeat(1, 1, 200)),
-    ("back_pointers", Tensor.float),
-    ("back_pointers", transposed),
-    ("back_pointers", meta),
-    ("back_pointers", lambda pointers: pointers[:1]),
-    ("log_probs", Tensor.double),
-    ("log_probs", Tensor.half),
-    ("log_probs", transposed),
-    ("log_probs", meta),
-    ("log_probs", lambda log_probs: log_probs[:, :2]),
 ]
 
 
@@ -77,36 +59,8 @@ def test_candidates_that_do_not_fit_are_refused_by_name(
     assert (good["out"].tokens == SENTINEL).all()
 
 
-def test_log_odds_that_do_not_fit_are_named(device: torch.device) -> None:
-    explored = ExploredNodes(*(torch.zeros(1, 2, 3) for _ in range(3)))
-    arguments = (roots(1), explored.tokens.long(), explored.back_pointers.long())
-    for log_odds, out, named in (
-        (torch.zeros(1, 2, 2), ScoredTrees(1, 4, device), "log_odds"),
-        (torch.zeros(1, 2, 3, dtype=torch.float64), ScoredTrees(1, 4, device), "log_odds"),
-        (torch.zeros(1, 2, 3), TreeBuffers(1, 4, device), "out: must be ScoredTrees"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            build_tree(
-                *(a.to(device) for a in arguments),
-                explored.log_probs.to(device),
-                out=out,
-                log_odds=log_odds.to(device),
-            )
-
-
 def test_the_widest_search_and_all_paths_are_not_too_many() -> None:
     assert LONGEST_PATH * (TOP_TOKENS + MOST_MATCHES) <= MAX_CANDIDATES
-
-
-def test_lengths_of_matches_that_do_not_fit_are_named() -> None:
-    tokens = torch.zeros(1, 2, 3).long()
-    for match_lengths, out, named in (
-        (tokens, ScoredTrees(1, 4, "cpu"), "match_lengths"),
-        (tokens.int(), TreeBuffers(1, 4, "cpu"), "out: must be ScoredTrees where match_lengths"),
-    ):
-        arguments = roots(1), tokens, tokens, tokens.float()
-        with pytest.raises(ValueError, match=named):
-            build_tree(*arguments, out=out, match_lengths=match_lengths)
 
 
 def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None:
@@ -115,7 +69,12 @@ def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None
     numbers = torch.zeros(2, dtype=torch.int32)
     tokens, probs = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4)
     node_limits = NodeLimits(numbers, numbers)
+    wide, entries = torch.zeros(2, 2, 3), torch.zeros(2, dtype=torch.int64)
     for changed, named in (
+        ({"log_odds": wide[..., :2]}, "log_odds"),
+        ({"match_lengths": wide.long()}, "match_lengths"),
+        ({"entries": entries.float()}, "entries: expected int32 or int64"),
+        ({"entries": entries[:1]}, r"entries: expected \[2\], got \[1\]"),
         ({"node_limits": NodeLimits(numbers.bool(), numbers)}, "node_limits.chains"),
         ({"node_limits": NodeLimits(numbers, numbers[:1])}, "node_limits.limits"),
         ({"rows": DraftRows(tokens[:, :3], None)}, "rows.tokens"),
@@ -131,17 +90,6 @@ def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None
     ):
         with pytest.raises(ValueError, match=named):
             build_tree(*arguments, explored.log_probs, ScoredTrees(2, 4, "cpu"), **changed)
-
-
-def test_entries_that_do_not_fit_are_named(device: torch.device) -> None:
-    tokens = torch.zeros(2, 1, 1, dtype=torch.int64, device=device)
-    arguments = (roots(2).to(device), tokens, tokens, tokens.float())
-    for entries, message in (
-        (torch.zeros(2, device=device), "entries: expected int32 or int64"),
-        (torch.zeros(1, dtype=torch.int64, device=device), r"entries: expected \[2\], got \[1\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            build_tree(*arguments, out=TreeBuffers(2, 1, device), entries=entries)
 
 
 @pytest.mark.parametrize("max_requests", [1, 2])

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from redrafter_testing.algorithm.tree_batches import GARBAGE, bushy, token_trees
+from redrafter_testing.algorithm.tree_batches import GARBAGE, strided
 from redrafter_testing.gpu.triton_interpreter import Memory
-from vllm_redrafter.tree.acceptance import accept_path
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 
 FP8 = torch.float8_e4m3fn
@@ -146,93 +145,26 @@ PATHS = [[0, 2, 3, 7], [0], [0, 1, 2], [0, 1, 4], [0, 5]]
 LAYOUTS = ["NHD", "HND", "one tensor", "one allocation"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float32, FP8, torch.uint8], ids=str
-)
-def test_rows_of_any_dtype_and_layout_move(
-    compact: Callable[..., None], dtype: torch.dtype, layout: str
-) -> None:
-    compact(Caches(blocks=10, dtype=dtype, layout=layout), PATHS)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_all_layers_move_in_one_launch(compact: Callable[..., None], layout: str) -> None:
-    compact(Caches(layers=7, blocks=10, layout=layout), PATHS)
-
-
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "dtype"),
-    [
-        (1, 1, torch.uint8),
-        (1, 7, FP8),
-        (3, 5, FP8),
-        (1, 3, torch.bfloat16),
-        (5, 6, torch.bfloat16),
-        (2, 3, torch.float32),
-        (3, 12, FP8),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_any_number_of_bytes_move(
-    compact: Callable[..., None], heads: int, head_dim: int, dtype: torch.dtype, layout: str
-) -> None:
-    compact(Caches(blocks=10, heads=heads, head_dim=head_dim, dtype=dtype, layout=layout), PATHS)
-
-
-def test_caches_may_begin_at_any_address(compact: Callable[..., None]) -> None:
-    compact(Caches(blocks=10, dtype=FP8, layout="offset"), PATHS)
-
-
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "dtype"), [(32, 128, torch.float32), (9, 255, FP8)], ids=str
-)
-def test_rows_longer_than_a_stripe_move(
-    compact: Callable[..., None], heads: int, head_dim: int, dtype: torch.dtype
-) -> None:
-    """2048 words are two stripes; 2295 are three, the last one not full."""
-    compact(Caches(blocks=10, heads=heads, head_dim=head_dim, dtype=dtype), PATHS)
-
-
-@pytest.mark.parametrize("block_size", [1, 16, 48, 256])
-def test_blocks_may_have_any_size(compact: Callable[..., None], block_size: int) -> None:
-    compact(Caches(blocks=max(1, 64 // block_size) + 1, block_size=block_size), PATHS)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        [0, *range(2, 12)],
-        [0, *range(3, 20, 2)],
-        [0, 1, 2, 4, 5, 6, 7],
-        [0, *range(64, 128)],
-        [0, *range(2, 128)],
-        [0, 1, *range(3, 128, 5)],
-    ],
-    ids=["each to the next", "strides", "in place at first", "far", "127 rows", "many"],
-)
-def test_a_row_is_read_before_another_overwrites_it(
-    compact: Callable[..., None], path: list[int]
-) -> None:
+def test_a_row_is_read_before_another_overwrites_it(compact: Callable[..., None]) -> None:
     """Most rows on these paths are both a source and a destination."""
-    compact(Caches(blocks=40), [path])
+    for path in ([0, 1, 2, *range(4, 20)], [0, *range(2, 128)], [0, 1, *range(3, 128, 5)]):
+        compact(Caches(blocks=40), [path])
 
 
-@settings(deadline=None, max_examples=50)
+some_paths = st.sets(st.integers(1, 20), max_size=8).map(lambda nodes: [0, *sorted(nodes)])
+
+
+@settings(deadline=None, max_examples=25)
 @given(
-    paths=st.lists(
-        st.sets(st.integers(1, 20), max_size=8).map(lambda nodes: [0, *sorted(nodes)]),
-        min_size=1,
-        max_size=4,
-    ),
+    paths=st.lists(some_paths, min_size=1, max_size=4),
     caches=st.builds(
         Caches,
         layers=st.integers(1, 3),
         blocks=st.just(25),
         heads=st.sampled_from([1, 3]),
-        head_dim=st.sampled_from([3, 8]),
-        dtype=st.sampled_from([torch.bfloat16, FP8]),
+        head_dim=st.sampled_from([1, 3, 8, 700]),
+        block_size=st.sampled_from([4, 48]),
+        dtype=st.sampled_from([torch.bfloat16, torch.float32, FP8]),
         layout=st.sampled_from(LAYOUTS),
     ),
     dtype=st.sampled_from([torch.int32, torch.int64]),
@@ -246,64 +178,6 @@ def test_whatever_the_paths_the_rows_are_those_of_the_loop(
     seed: int,
 ) -> None:
     compact(caches, paths, dtype=dtype, seed=seed)
-
-
-def test_64_requests_move(compact: Callable[..., None]) -> None:
-    rng = random.Random(0)
-    paths = [[0, *sorted(rng.sample(range(1, 9), r % 5))] for r in range(64)]
-    compact(Caches(blocks=150), paths)
-
-
-def test_after_compaction_the_path_lies_in_the_linear_slots(
-    device: torch.device, memory: Memory | None
-) -> None:
-    """The chain of reasoning from tree to cache, with no reference kernel in it."""
-    tree = token_trees([bushy(30)], 30)
-    sampled = torch.zeros(1, 30, dtype=torch.int64)
-    node = 29
-    while node:
-        sampled[0, int(tree.parents[0, node])] = node
-        node = int(tree.parents[0, node])
-    accepted = accept_path(tree, sampled)
-    nodes = accepted.path[0][: int(accepted.num_sampled[0])]
-    assert len(nodes) > 3
-
-    n, block_size = 13, 8
-    blocks = torch.tensor([7, 2, 5, 0, 3, 6])
-    slots = torch.arange(n, n + 30)
-    slots = blocks[slots // block_size] * block_size + slots % block_size
-    cache = torch.full((8, block_size, 1, 1), -1, dtype=torch.int32)
-    cache.view(-1)[slots] = torch.arange(30, dtype=torch.int32)
-    cache = cache.to(device)
-    with memory.allow([cache]) if memory else nullcontext():
-        compact_kv(
-            CacheTable.of([cache]),
-            accepted.path.int().to(device),
-            accepted.num_sampled.to(device),
-            torch.zeros(1, dtype=torch.int32, device=device),
-            slots.to(device),
-        )
-    after = cache.cpu().view(-1)[slots]
-    assert torch.equal(after[: len(nodes)], nodes.int())
-    assert torch.equal(after[len(nodes) :], torch.arange(len(nodes), 30, dtype=torch.int32))
-
-
-def test_a_path_in_place_stores_nothing(device: torch.device, memory: Memory | None) -> None:
-    if memory is None:
-        pytest.skip("only the interpreter can count stores")
-    caches = Caches(blocks=20, heads=1, head_dim=8, dtype=torch.float32)
-    made = caches.make(device)
-    table = CacheTable.of(made)
-
-    def stored(paths: list[list[int]]) -> int:
-        before = memory.stored
-        with memory.allow(made):
-            compact_kv(table, **step(device, paths, caches))
-        return memory.stored - before
-
-    assert stored([[0], [0, 1], [*range(20)]]) == 0
-    # 8 numbers are 4 words; K and V; three rows are out of place.
-    assert stored([[0], [0, 1, 2, 4], [0, 2, 3]]) == 4 * 2 * 3
 
 
 def test_words_are_as_wide_as_the_rows_allow(device: torch.device) -> None:
@@ -351,24 +225,12 @@ def test_a_cache_may_be_larger_than_2_to_the_31_words(
     assert torch.equal(cache[index], rows[[0, 2, 3, 3]])
 
 
-def strided(tensor: Tensor) -> Tensor:
-    return torch.stack([tensor, tensor], dim=-1)[..., 0]
-
-
-def meta(tensor: Tensor) -> Tensor:
-    return tensor.to("meta")
-
-
 REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    *((name, Tensor.long) for name in ("path", "num_sampled", "row_start")),
-    *(
-        (name, spoil)
-        for name in ("path", "num_sampled", "row_start", "slot_mapping")
-        for spoil in (Tensor.float, strided, meta)
-    ),
-    ("path", lambda path: path[:1]),
-    ("row_start", lambda start: start[:1]),
+    *((name, Tensor.float) for name in ("path", "num_sampled", "row_start", "slot_mapping")),
+    *((name, strided) for name in ("path", "num_sampled", "row_start", "slot_mapping")),
+    *((name, lambda tensor: tensor[:1]) for name in ("path", "row_start")),
     ("slot_mapping", lambda slots: slots.unsqueeze(0)),
+    ("slot_mapping", lambda slots: slots.to("meta")),
 ]
 
 
@@ -382,27 +244,17 @@ def test_what_does_not_fit_is_refused_by_name(
         compact_kv(CacheTable.of(made), **good | {name: spoil(good[name])})
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        lambda cache: cache[:3],
-        lambda cache: cache.transpose(1, 2).contiguous().transpose(1, 2),
-        lambda cache: cache.view(torch.float16),
-        lambda cache: cache.to("meta"),
-        lambda cache: cache[0],
-    ],
-    ids=["shape", "strides", "dtype", "device", "dimensions"],
-)
-def test_caches_that_differ_are_refused_by_index(
-    device: torch.device, second: Callable[[Tensor], Tensor]
-) -> None:
+def test_caches_that_differ_and_strided_rows_are_refused(device: torch.device) -> None:
     first, *_ = Caches().make(device)
-    with pytest.raises(ValueError, match=r"^caches\[1\]: "):
-        CacheTable.of([first, second(first)])
-
-
-def test_no_caches_and_strided_rows_are_refused(device: torch.device) -> None:
+    for second in (
+        first[:3],
+        first.transpose(1, 2).contiguous().transpose(1, 2),
+        first.view(torch.float16),
+        first.to("meta"),
+    ):
+        with pytest.raises(ValueError, match=r"^caches\[1\]: "):
+            CacheTable.of([first, second])
     with pytest.raises(ValueError, match=r"^caches: expected at least one"):
         CacheTable.of([])
     with pytest.raises(ValueError, match=r"^caches: the last dimension must be contiguous"):
-        CacheTable.of([strided(cache) for cache in Caches().make(device)])
+        CacheTable.of([strided(first)])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.gpu.kernel_references import naive_draft_layer
-from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -69,30 +68,6 @@ def test_a_residual_block_adds_what_it_read(device: torch.device) -> None:
     check(device, 5, 48, Product(x, weight), bias=bias, silu=True, residual=x)
 
 
-def test_they_are_the_drafter_s(device: torch.device) -> None:
-    torch.manual_seed(0)
-    drafter = RecurrentHead(RecurrentConfig(50, 16, 24)).to(device)
-    embedded, state = random(3, 16).to(device), random(3, 16).to(device)
-    hidden = random(1, 16).to(device)
-    with torch.no_grad():
-        u, w, block = drafter.rnn_u, drafter.rnn_w, drafter.lm_head[0].linear
-        condition = drafter.condition(hidden)
-        next_state = torch.empty(3, 16, device=device)
-        parents = torch.arange(3, dtype=torch.int32, device=device)
-        draft_layer(
-            Product(embedded, w.weight),
-            next_state,
-            second=Product(state, u.weight, parents),
-            bias=u.bias,
-            silu=True,
-        )
-        torch.testing.assert_close(next_state, drafter.advance(state, embedded))
-        x, features = torch.empty(2, 3, 24, device=device)
-        draft_layer(Product(next_state, drafter.input_proj.weight[:, 16:]), x, addend=condition)
-        draft_layer(Product(x, block.weight), features, bias=block.bias, silu=True, residual=x)
-        torch.testing.assert_close(features, drafter.features(condition, next_state, 1))
-
-
 X, W = torch.zeros(4, 8), torch.zeros(6, 8)
 
 
@@ -100,16 +75,12 @@ X, W = torch.zeros(4, 8), torch.zeros(6, 8)
     ("changed", "named"),
     [
         ({"out": torch.zeros(65, 6)}, "out: 1 to 64 rows"),
-        ({"out": torch.zeros(4, 6).double()}, "out: bf16"),
         ({"first": Product(X, W.half())}, "first.weight: expected torch.float32"),
-        ({"first": Product(X, torch.zeros(6, 7))}, "first.weight: expected"),
         ({"first": Product(X[:3], W)}, "first.x: has 3 rows"),
         ({"first": Product(X, W, torch.zeros(4).int())}, "first.rows"),
-        ({"second": Product(X, W)}, "second: its rows"),
         ({"second": Product(X, W, torch.zeros(4).long())}, "second.rows"),
         ({"bias": torch.zeros(5)}, "bias"),
         ({"addend": torch.zeros(3, 6)}, "addend"),
-        ({"residual": torch.zeros(4, 5)}, "residual"),
         ({"residual": torch.zeros(6, 4).t()}, "residual: the last dimension"),
     ],
 )

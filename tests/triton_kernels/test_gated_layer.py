@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.gpu.kernel_references import naive_draft_layer, naive_normed
-from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import (
@@ -34,11 +33,6 @@ def naive_gated_cell(
     return torch.lerp(torch.nn.functional.silu(candidate), s, gate.sigmoid())
 
 
-def naive_scale_normed(state: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-    """`scale_normed` by torch, in float64: [M, H] float64."""
-    return scale.double() * naive_normed(state.double(), epsilon)
-
-
 def random(*shape: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return (size * torch.randn(*shape, generator=generator)).to(dtype)
@@ -60,7 +54,6 @@ def assert_written(frame: Tensor, rows: int, columns: int, expected: Tensor) -> 
 @pytest.mark.parametrize(
     ("dtype", "rows", "hidden"),
     [
-        (torch.float32, 1, 70),
         (torch.float32, 20, 70),
         (torch.bfloat16, 4, 133),
         (torch.float16, 64, 16),
@@ -115,33 +108,8 @@ def test_the_last_norm_is_scaled(device: torch.device, dtype: torch.dtype, hidde
     state, scale = random(3, hidden, dtype=dtype, size=20.0), random(hidden, dtype=dtype)
     frame = framed(3, hidden, dtype, device)
     scale_normed(state.to(device), scale.to(device), frame[:3, :hidden], 1e-3)
-    assert_written(frame, 3, hidden, naive_scale_normed(state, scale, 1e-3))
-
-
-def test_a_row_of_zeros_is_normed_to_zeros(device: torch.device) -> None:
-    zeros, out = torch.zeros(2, 8, device=device), torch.full((2, 8), -77.0, device=device)
-    scale_normed(zeros, torch.ones(8, device=device), out, EPSILON)
-    assert not out.any()
-    weight, bias = random(16, 16).to(device), torch.zeros(16, device=device)
-    gated_cell(Rows(zeros), Rows(zeros.clone()), weight, bias, out, EPSILON)
-    assert not out.any()
-
-
-def test_they_are_the_head_s(device: torch.device) -> None:
-    torch.manual_seed(0)
-    head = GatedHead(GatedConfig(50, 16, num_draft_layers=1)).to(device)
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    embedded, state = random(3, 16).to(device), 2 * random(3, 16).to(device)
-    cell, block = head.cell, head.blocks[0]
-    with torch.no_grad():
-        after, y, out = torch.empty(3, 3, 16, device=device)
-        gated_cell(Rows(embedded), Rows(state), cell.weight, cell.bias, after, EPSILON)
-        torch.testing.assert_close(after, head.advance(state, embedded))
-        product = Product(after, block.weight)
-        draft_layer(product, y, bias=block.bias, silu=True, residual=after, epsilon=EPSILON)
-        scale_normed(y, head.scale, out, EPSILON)
-        torch.testing.assert_close(out, head.features(state, after, 1))
+    expected = scale.double() * naive_normed(state.double(), 1e-3)
+    assert_written(frame, 3, hidden, expected)
 
 
 X, W = torch.zeros(4, 8), torch.zeros(16, 16)
@@ -151,18 +119,13 @@ X, W = torch.zeros(4, 8), torch.zeros(16, 16)
     ("changed", "named"),
     [
         ({"out": torch.zeros(65, 8)}, "out: 1 to 64 rows"),
-        ({"out": torch.zeros(4, 8).double()}, "out: bf16"),
         ({"out": torch.zeros(8, 4).t()}, "out: the last dimension"),
         ({"out": X}, "out: is also embedded.x"),
         ({"embedded": Rows(torch.zeros(4, 7))}, "embedded.x: expected"),
-        ({"embedded": Rows(X[:3])}, "embedded.x: has 3 rows"),
         ({"embedded": Rows(X, torch.zeros(4).int())}, "embedded.rows"),
         ({"state": Rows(X.half())}, "state.x: expected torch.float32"),
-        ({"state": Rows(X, torch.zeros(4).long())}, "state.rows"),
         ({"state": Rows(X, torch.zeros(3).int())}, "state.rows"),
         ({"weight": torch.zeros(8, 16)}, "weight: expected"),
-        ({"weight": W.t()}, "weight: the last dimension"),
-        ({"bias": torch.zeros(8)}, "bias: expected"),
     ],
 )
 def test_what_does_not_fit_a_cell_is_named(changed: dict[str, Any], named: str) -> None:

@@ -46,7 +46,6 @@ def chosen(requests: int, count: int, vocabulary: int = 90) -> Tensor:
     [
         (torch.float32, 2, 3, 40, 70),
         (torch.bfloat16, 1, 4, 33, 300),
-        (torch.float16, 3, 20, 16, 64),
         (torch.float32, 2, 1, 1, 130),
     ],
 )
@@ -83,11 +82,9 @@ X, W, T = torch.zeros(4, 8), torch.zeros(9, 8), torch.zeros(2, 3).int()
         ({"x": X.double()}, "x: bf16"),
         ({"x": torch.zeros(130, 8)}, "x: at most 64 beams"),
         ({"weight": torch.zeros(9, 7)}, "weight: expected"),
-        ({"weight": W.half()}, "weight: expected"),
         ({"weight": torch.zeros(8, 9).t()}, "weight: the last dimension"),
         ({"tokens": T.long()}, "tokens: expected torch.int32"),
         ({"tokens": torch.zeros(3, 3).int()}, "tokens"),
-        ({"scale": torch.zeros(7)}, "scale: expected"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interpreter's set-up: a watch that never barks would prove nothing."""
 
-import ast
-import gc
-import inspect
 from typing import Any
 
 import pytest
@@ -60,20 +57,3 @@ def test_writing_outside_the_arguments_is_an_error(memory: Memory) -> None:
     with memory.allow(caches):
         compact_kv(table, *arguments)
     assert [int(cache[0, 1]) for cache in caches] == [2, 2]
-
-
-def test_a_finaliser_that_parses_does_not_end_the_parser_it_interrupts() -> None:
-    def collected(*_: Any) -> None:
-        def deeper() -> None:
-            ast.parse("[1]")
-
-        deeper()
-
-    threshold = gc.get_threshold()
-    gc.callbacks.append(collected)
-    gc.set_threshold(10)
-    try:
-        assert ast.parse(inspect.getsource(ast)).body
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(collected)

@@ -73,7 +73,7 @@ def assert_joined(explored: ExploredNodes, matches: ContextMatches, device: torc
     assert (out.log_odds[:REQUESTS] == -torch.inf).all()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_nodes_of_both_are_joined_as_by_the_reference(seed: int, device: torch.device) -> None:
     assert_joined(*search_and_paths(seed), device)
 
@@ -84,8 +84,7 @@ def test_nodes_of_both_are_joined_as_by_the_reference(seed: int, device: torch.d
 def test_either_may_be_the_deeper_one(
     length: int, width: int, num_paths: int, depth: int, device: torch.device
 ) -> None:
-    for seed in range(3):
-        assert_joined(*search_and_paths(seed, length, width, num_paths, depth), device)
+    assert_joined(*search_and_paths(0, length, width, num_paths, depth), device)
 
 
 def test_paths_without_a_search_are_the_whole_grid(device: torch.device) -> None:
@@ -97,16 +96,6 @@ def test_paths_without_a_search_are_the_whole_grid(device: torch.device) -> None
 def test_log_odds_are_left_alone_where_nobody_asks(device: torch.device) -> None:
     out = join(*search_and_paths(0), device)
     assert (out.log_odds == GARBAGE).all()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_node_is_more_probable_than_its_parent(seed: int, device: torch.device) -> None:
-    """By which `build_tree` puts parents first."""
-    out = join(*search_and_paths(seed), device)
-    for level in range(1, out.tokens.shape[1]):
-        scores = out.scores[:REQUESTS, level]
-        parents = out.scores[:REQUESTS, level - 1].gather(1, out.back_pointers[:REQUESTS, level])
-        assert ((scores <= parents) | (scores == -torch.inf)).all()
 
 
 @pytest.mark.parametrize(

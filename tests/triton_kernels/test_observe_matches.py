@@ -83,35 +83,12 @@ def test_probabilities_are_those_of_the_cpu_engine(
         assert not np.allclose(found[0], found[1]), "greedy and sampled requests were mixed"
 
 
-def test_what_was_never_accepted_keeps_a_probability(device: torch.device) -> None:
-    trees, entries, _ = random_step(2, 5, device)
-    nothing = trees._replace(path=torch.full_like(trees.path, -1))
-    nothing.path[:, 0] = 0
-    counts, probabilities = prior(device)
-    counts[..., 1] = 0.0  # faded away
-    lengths, temperatures = torch.ones(4, 5).int().to(device), torch.zeros(2, device=device)
-    observe_matches(entries, lengths, nothing, temperatures, MEMORY, counts, probabilities)
-    assert (probabilities > 0).all()
-
-
-def test_what_was_not_verified_teaches_nothing(device: torch.device) -> None:
-    trees, entries, _ = random_step(2, 5, device)
-    counts, probabilities = prior(device)
-    before = counts.clone(), probabilities.clone()
-    nothing = trees._replace(num_verified=torch.zeros_like(trees.num_verified))
-    lengths, temperatures = lengths_of(4, 5, 0).to(device), torch.zeros(2, device=device)
-    observe_matches(entries, lengths, nothing, temperatures, MEMORY, counts, probabilities)
-    torch.testing.assert_close((counts, probabilities), before)
-
-
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         ({"entries": torch.zeros(2)}, "entries: must"),
         ({"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
-        ({"match_lengths": torch.zeros(4, 5)}, "match_lengths"),
         ({"temperatures": torch.zeros(3)}, "temperatures"),
-        ({"counts": torch.zeros(2, 5, 3)}, "counts"),
         (
             {"counts": torch.zeros(2, 5, 5, 2), "probabilities": torch.zeros(2, 5, 5)},
             "probabilities: of 5 depths",

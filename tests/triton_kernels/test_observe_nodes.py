@@ -45,23 +45,12 @@ def test_statistics_are_the_estimator_s(
         assert statistics[:, 5].sum() > 5, "hardly anything was judged"
 
 
-def test_what_was_not_verified_teaches_nothing(device: torch.device) -> None:
-    trees, entries, log_odds = random_step(2, 5, device)
-    statistics = torch.ones(DEPTHS, COLUMNS, device=device)
-    sums = torch.full((2, DEPTHS, COLUMNS), torch.nan, device=device)
-    nothing = trees._replace(num_verified=torch.zeros_like(trees.num_verified))
-    estimator = AcceptanceEstimator(DEPTHS, device)
-    observe_nodes(entries, log_odds, nothing, estimator.slope, estimator.biases, sums, statistics)
-    assert (statistics == 1).all()
-
-
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         ({"entries": torch.zeros(2)}, "entries: must"),
         ({"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
         ({"log_odds": torch.zeros(4, 5).double()}, "log_odds"),
-        ({"slope": torch.zeros(2)}, "slope"),
         ({"sums": torch.zeros(2, 3)}, "sums"),
         ({"statistics": torch.zeros(3)}, "statistics"),
     ],

@@ -60,17 +60,6 @@ def test_any_batch(device: torch.device, data: st.DataObject) -> None:
     assert buffer.tolist() == expected
 
 
-def test_of_a_tree_that_was_cut_the_first_nodes_count(device: torch.device) -> None:
-    staged, sums = staged_trees(device, [5], [3], 7)
-    positions = torch.zeros(4, PROMPT + 4, dtype=torch.int64, device=device)
-    positions[:, PROMPT] = torch.tensor([9, 5, 6, 7])
-    add_depths(staged, sums, positions)
-    first, second = staged.depths[0, 1:3].tolist()
-    assert positions[:, PROMPT:].tolist() == [
-        [root, root + first, root + second, 0] for root in (9, 5, 6, 7)
-    ]
-
-
 def test_arguments_that_do_not_fit_are_named(device: torch.device) -> None:
     staged, sums = staged_trees(device, [2], [2], 3)
     positions = torch.zeros(3, 9, dtype=torch.int64, device=device)

@@ -108,22 +108,6 @@ def check(
     assert int(out.num_nodes[-1]) == int(out.context_lens[-1]) == SENTINEL
 
 
-@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
-@pytest.mark.parametrize("max_nodes", [5, 40])
-def test_a_batch_of_all_kinds(device: torch.device, max_nodes: int, integers: torch.dtype) -> None:
-    """Whole and cut trees, unused slots, a prompt's chunk, a plain row, padding."""
-    trees = [bushy(6), [0], bushy(max_nodes + 1, seed=1), bushy(3, seed=2), bushy(6, seed=3)]
-    batch = [
-        Request(slot=2, context=100, query=max_nodes + 1, logits=max_nodes + 1),
-        Request(slot=3, context=0, query=6, logits=6),
-        Request(slot=4, context=7, query=3, logits=3),
-        Request(slot=1, context=31, query=6, logits=6),
-        Request(slot=0, context=5, query=1, logits=1),
-        Request(slot=1, context=64, query=17, logits=1),
-    ]
-    check(device, trees, max_nodes, batch, more_padding=2, integers=integers)
-
-
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_any_batch(device: torch.device, data: st.DataObject) -> None:
@@ -144,21 +128,15 @@ def test_arguments_that_do_not_fit_are_named(device: torch.device) -> None:
     table = table_of([bushy(4)], 3, device)
     out = StagedTrees(1, 3, device)
 
-    def integers(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def integers(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
 
-    good = {
-        "idx_mapping": integers(0),
-        "query_start_loc": integers(0, 4),
-        "cu_num_logits": integers(0, 4),
-        "seq_lens": integers(9),
-        "positions": integers(5, 6, 7, 8),
-        "out": out,
-        "num_padded": 1,
-    }
+    batch = integers(0), integers(0, 4), integers(0, 4), integers(9), integers(5, 6, 7, 8)
+    names = "idx_mapping", "query_start_loc", "cu_num_logits", "seq_lens", "positions"
+    good = {**dict(zip(names, batch, strict=True)), "out": out, "num_padded": 1}
     stage_trees(table, **good)
     for change, message in (
-        ({"seq_lens": integers(9, dtype=torch.int64)}, "seq_lens: expected torch.int32"),
+        ({"seq_lens": integers(9).long()}, "seq_lens: expected torch.int32"),
         ({"cu_num_logits": integers(4)}, "cu_num_logits: 1 is too few, needed are 2"),
         ({"num_padded": 2}, "out: 1 is too few, needed are 2"),
         ({"num_padded": 0}, "num_padded: 0 is too few"),

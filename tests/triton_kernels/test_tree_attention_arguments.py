@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redrafter_testing.algorithm.tree_batches import bushy, chain
+from redrafter_testing.algorithm.tree_batches import bushy, chain, strided
 from redrafter_testing.gpu.tree_attention_launch import (
     Launch,
     Shape,
@@ -17,11 +17,6 @@ from redrafter_testing.gpu.tree_attention_launch import (
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
-
-
-def strided(tensor: Tensor) -> Tensor:
-    """The same numbers, with a last dimension that is not contiguous."""
-    return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
 def meta(tensor: Tensor) -> Tensor:
@@ -39,68 +34,36 @@ def small(**sizes: int) -> Callable[[Tensor], Tensor]:
     return cut
 
 
+TENSORS = (
+    *("query", "key_cache", "value_cache", "block_table", "context_lens", "query_start_loc"),
+    *("ancestors", "out", "depths", "sinks", "lse"),
+)
 REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
+    *((name, strided) for name in TENSORS),
+    *((name, meta) for name in TENSORS[1:]),
+    *((name, Tensor.half) for name in ("key_cache", "value_cache", "out", "lse")),
+    *((name, Tensor.long) for name in (*TENSORS[3:7], "depths")),
+    *((name, small(d0=1)) for name in (*TENSORS[2:5], "ancestors", "out", "depths", "sinks")),
     ("query", Tensor.double),
-    ("query", Tensor.int),
-    ("query", strided),
     ("query", lambda query: query[0]),
     ("query", lambda query: query[..., :48]),
-    ("key_cache", Tensor.half),
     ("key_cache", lambda cache: cache.view(torch.int32)),
     ("key_cache", lambda cache: cache.to(torch.float8_e5m2)),
-    ("key_cache", strided),
-    ("key_cache", meta),
     ("key_cache", lambda cache: cache[0]),
-    ("key_cache", lambda cache: cache[..., :32]),
     ("key_cache", lambda cache: cache.repeat(1, 1, 3, 1)),
-    ("value_cache", Tensor.half),
-    ("value_cache", strided),
-    ("value_cache", meta),
     ("value_cache", lambda cache: cache[..., :32]),
-    ("value_cache", small(d0=1)),
     ("value_cache", small(d1=8)),
     ("value_cache", small(d2=1)),
-    ("block_table", Tensor.long),
-    ("block_table", strided),
-    ("block_table", meta),
     ("block_table", small(d1=1)),
-    ("block_table", lambda table: table[0]),
-    ("block_table", small(d0=1)),
-    ("context_lens", Tensor.long),
-    ("context_lens", strided),
-    ("context_lens", meta),
-    ("context_lens", small(d0=1)),
-    ("query_start_loc", Tensor.long),
-    ("query_start_loc", strided),
-    ("query_start_loc", meta),
     ("query_start_loc", small(d0=2)),
-    ("ancestors", Tensor.long),
-    ("ancestors", strided),
-    ("ancestors", meta),
-    ("ancestors", small(d0=1)),
     ("ancestors", small(d1=4)),
     ("ancestors", small(d2=1)),
-    ("ancestors", lambda bits: bits[0]),
+    ("depths", small(d1=4)),
+    ("lse", small(d1=1)),
+    ("depths", lambda _: None),
+    ("sinks", Tensor.int),
     ("max_nodes", lambda _: 0),
     ("max_nodes", lambda _: 129),
-    ("out", Tensor.half),
-    ("out", strided),
-    ("out", meta),
-    ("out", small(d0=1)),
-    ("depths", lambda _: None),
-    ("depths", Tensor.long),
-    ("depths", strided),
-    ("depths", meta),
-    ("depths", small(d0=1)),
-    ("depths", small(d1=4)),
-    ("sinks", Tensor.int),
-    ("sinks", strided),
-    ("sinks", meta),
-    ("sinks", small(d0=1)),
-    ("lse", Tensor.half),
-    ("lse", strided),
-    ("lse", meta),
-    ("lse", small(d1=1)),
     ("num_parts", lambda _: 0),
 ]
 

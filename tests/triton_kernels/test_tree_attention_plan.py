@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the attention kernels split keys: planned for the longest context, cut by the true ones."""
+"""How the attention kernels split keys and rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,10 @@ import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, chain
 from redrafter_testing.gpu.memory_pool import MemoryPool
-from redrafter_testing.gpu.tree_attention_launch import Launch, Shape, assert_close
+from redrafter_testing.gpu.tree_attention_launch import DTYPES, Launch, Shape, names
 from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
 from vllm_redrafter.triton_kernels import tree_attention_plan
-from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 from vllm_redrafter.triton_kernels.tree_attention_plan import (
     LONG_CONTEXT_PARTS,
     MAX_KEYS,
@@ -22,6 +22,7 @@ from vllm_redrafter.triton_kernels.tree_attention_plan import (
     KeySplit,
     plan_split,
 )
+from vllm_redrafter.triton_kernels.tree_attention_tiles import choose_tile, padded
 
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
 
@@ -37,11 +38,9 @@ def gpu_of_132(monkeypatch: pytest.MonkeyPatch) -> None:
     ("requests", "max_keys", "parts", "even_parts"),
     [
         (1, 100, 1, 1),
-        (1, 512, 2, 2),
         (1, 4096, 16, 16),
         (1, 32768, 32, 32),  # 33 would fill the GPU
         (8, 32768, 8, 4),
-        (33, 1024, 1, 1),
         (33, 32768, LONG_CONTEXT_PARTS, 1),
         (64, 131072, LONG_CONTEXT_PARTS, 1),
     ],
@@ -68,14 +67,12 @@ def test_parts_are_not_too_many(
     assert (split.min_keys, split.max_keys) == (MIN_KEYS, MAX_KEYS)
 
 
-@pytest.mark.usefixtures("new_tensors_hold_nan")
 @pytest.mark.parametrize(
     ("split", "window", "context_lens", "parts"),
     [
         # Half a context each, but not less than 64 keys, and not more than 96.
-        (KeySplit(8, 2, 64, 96), 0, [0, 20, 60, 150, 185, 250, 400], [1, 1, 2, 2, 2, 3, 5]),
-        (KeySplit(8, 1, 64, 96), 0, [20, 91, 92, 700, 2000], [1, 1, 2, 8, 8]),
-        (KeySplit(4, 4, 1, 2**30), 0, [0, 31, 60, 2000], [1, 2, 3, 4]),
+        (KeySplit(8, 2, 64, 96), 0, [0, 60, 185, 400], [1, 2, 2, 5]),
+        (KeySplit(8, 1, 64, 96), 0, [20, 91, 92, 700], [1, 1, 2, 8]),
         # The windows begin at keys 91 and 1961, in tiles of 32 that begin at 64 and 1952.
         (KeySplit(8, 8, 32, 96), 40, [20, 130, 2000], [1, 3, 2]),
     ],
@@ -99,15 +96,6 @@ def test_each_request_has_the_parts_that_its_own_length_asks_for(
     assert written.sum(dim=1).tolist() == parts
 
 
-def test_by_default_a_tensor_is_made_and_parts_are_planned(launch: Callable[..., Launch]) -> None:
-    """600 keys and one KV head are few programs with long loops: the keys are split."""
-    batch = launch([(600, bushy(9))], Shape(kv_heads=1))
-    assert plan_split(1, 609, 1000, batch.device).parts > 1
-    out = tree_attention(**batch.arguments())
-    assert out.shape == batch.query.shape and out.dtype == batch.query.dtype
-    assert_close(out[batch.rows].double().cpu(), batch.reference()[0], 1e-5)
-
-
 def test_parts_are_planned_for_the_fewest_requests_and_the_most_keys_that_there_may_be(
     launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,3 +115,35 @@ def test_parts_are_planned_for_the_fewest_requests_and_the_most_keys_that_there_
     for wrong in (0, 7):
         with pytest.raises(ValueError, match="min_requests must be between 1 and 6"):
             batch(min_requests=wrong)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "group", "rows", "tiles"),
+    [
+        (1, 1, 16, 1),  # as few as a matrix instruction has
+        (9, 1, 16, 1),
+        (9, 4, 64, 1),  # 36 rows
+        (9, 8, 128, 1),  # 72 rows: 128 either way
+        (17, 4, 128, 1),
+        (17, 8, 64, 3),  # 136 rows: 192 instead of 256
+        (33, 4, 64, 3),  # 132 rows likewise
+        (33, 8, 64, 5),
+        (128, 8, 128, 8),
+    ],
+)
+def test_few_rows_are_padding(nodes: int, group: int, rows: int, tiles: int) -> None:
+    tile = choose_tile(nodes * group, 128, torch.bfloat16)
+    assert tile.rows == rows
+    assert padded(nodes * group, rows) == rows * tiles
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, **names)
+def test_tiles_are_what_triton_can_multiply(head_dim: int, dtype: torch.dtype) -> None:
+    """`tl.dot` takes powers of two from 16 on; two warp groups have 256 threads' registers."""
+    for rows in range(1, 1025):
+        tile = choose_tile(rows, head_dim, dtype)
+        assert tile.rows in (16, 32, 64, 128) and tile.keys in (16, 32, 64)
+        accumulators = tile.rows * 2 ** (head_dim - 1).bit_length() / (32 * tile.num_warps)
+        assert accumulators <= 64
+        assert padded(rows, tile.rows) < rows + tile.rows
