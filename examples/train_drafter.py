@@ -25,7 +25,8 @@ from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.evaluation.evaluate import EvaluationJob, evaluate
 from vllm_redrafter.evaluation.report import print_evaluation
 from vllm_redrafter.offline.generation import OfflineEngine
-from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.plan import TrainingJob
+from vllm_redrafter.training.run import train
 from vllm_redrafter.training.training_config import TrainingConfig
 
 

@@ -208,11 +208,7 @@ def resumed(damage: Tried) -> Tried:
         checkpoints = Checkpoints(folder)
         damage(checkpoints.save(drafter, optimizer.state_dict(), RunProgress(1, 2.0, {})))
 
-        def take_up(weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-            drafter.load_state_dict(weights)
-            optimizer.load_state_dict(state)
-
-        checkpoints.load(take_up)
+        checkpoints.load(drafter, optimizer)
 
     return tried
 
@@ -440,7 +436,7 @@ def progress(folder: Path) -> tuple[Path, Tried]:
     made = Checkpoints(folder).save(drafter, state, RunProgress(1, 2.0, {"seed": 1}))
 
     def read(folder: Path) -> None:
-        assert Checkpoints(folder).resumable({"seed": 1}).step == 1
+        assert Checkpoints(folder).newest({"seed": 1}).step == 1
 
     return made / "progress.json", read
 

@@ -23,8 +23,13 @@ from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import named_layers
 from vllm_redrafter.replay.estimate import estimate_acceptance
-from vllm_redrafter.training.initialisation import grown, most_used_tokens, new_drafter
-from vllm_redrafter.training.resolution import loop_plan, new_head_config, selector_for
+from vllm_redrafter.training.initialisation import (
+    continued_drafter,
+    most_used_tokens,
+    new_drafter,
+    with_selector,
+)
+from vllm_redrafter.training.resolution import loop_plan, new_head_config
 from vllm_redrafter.training.trainer import Trainer
 from vllm_redrafter.training.training_config import HeadName, TrainingConfig
 
@@ -121,8 +126,8 @@ def _train(
 
 
 def _with_selector(head: DraftHead, config: TrainingConfig) -> DraftHead:
-    sizes = selector_for(head.config, config.unroll_steps)
-    return grown(head, replace(head.config, selector=sizes), config.seed, trains_selector=True)
+    sizes = with_selector(head.config, config.unroll_steps)
+    return continued_drafter(head, sizes, True, config.seed)
 
 
 def _measured(head: DraftHead, rows: ListRows, material: Material) -> dict[str, Any]:
@@ -142,7 +147,7 @@ def new_variant(config: TrainingConfig, material: Material) -> DraftHead:
     vocabulary, hidden = material.sizes.vocab_size, material.sizes.hidden_size
     assert config.draft_vocab_size is not None
     kept = most_used_tokens(material.learnt, vocabulary, config.draft_vocab_size)[0]
-    lm_head = material.target.get_output_embeddings() if config.init == "lm_head" else None
+    lm_head = material.target.get_output_embeddings()
     return new_drafter(new_head_config(config, vocabulary, hidden), lm_head, kept, config.seed)
 
 

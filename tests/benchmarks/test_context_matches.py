@@ -6,18 +6,7 @@ from pathlib import Path
 
 import context_matches
 import pytest
-import torch
-from context_matches import KINDS, VOCAB_SIZE, texts
-
-from vllm_redrafter.tree.context_matches import find_matches
-
-
-@pytest.mark.parametrize(("kind", "length"), [("random", 0), ("one token", 5), ("periodic", 5)])
-def test_texts_repeat_as_their_names_say(kind: str, length: int) -> None:
-    made = torch.from_numpy(texts(kind, requests=3, tokens=100))
-    assert not made[0].equal(made[1])
-    found = find_matches(made, torch.full((3,), 100), 1, 8, VOCAB_SIZE)
-    assert found.lengths.tolist() == [[length]] * 3
+from context_matches import KINDS
 
 
 def test_each_text_and_size_of_the_index_is_timed(

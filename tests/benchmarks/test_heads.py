@@ -44,9 +44,7 @@ def test_runs_are_made_once_and_reported_together(
             for counts in shapes.values():
                 assert 0 < counts["steps"] <= counts["tokens"]
     assert str(tmp_path) not in json.dumps(record), "paths stay here"
-    printed = capsys.readouterr().out
-    assert "gated, fused" in printed
-    assert {run["settings"]["unroll_steps"] for run in record["runs"]} == {3}
+    assert "gated, fused" in capsys.readouterr().out
 
     assert heads.main([*arguments, "--head", "recurrent", "--seeds", "2"]) == 0
     assert all(path.stat().st_mtime_ns == time for path, time in made.items())

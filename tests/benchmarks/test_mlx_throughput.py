@@ -35,18 +35,7 @@ def test_every_method_answers_every_prompt_and_answers_are_identical(
     methods = ("mlx-lm", "adaptive", "4x4:7")
     assert [*rows] == [(task, method) for task in ("code", "math") for method in methods]
     for (_, method), row in rows.items():
-        assert row["tokens"] == 24
-        assert row["answers"] == 2
-        assert row["seconds"] > 0
+        assert (row["tokens"], row["answers"]) == (24, 2) and row["seconds"] > 0
         # mlx-lm draws in another way.
         assert row["identical"] == 2 or (method == "mlx-lm" and temperature != "0")
     assert rows["code", "mlx-lm"]["steps"] == 24 > rows["code", "4x4:7"]["steps"]
-    assert record["settings"]["shape"] == ["4x4:7"]
-    assert str(tmp_path) not in output.read_text()
-
-
-def test_a_drafter_of_another_target_ends_with_its_message(
-    pair: tuple[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit, match=r"drafter '.*no such folder"):
-        mlx_throughput.main([pair[0], str(tmp_path / "none")])

@@ -157,7 +157,7 @@ def test_heads_that_know_the_language_are_always_right() -> None:
     """And so no head is one token too early or too late."""
     text, shape = rows(), ReDrafterConfig(HEADS, 1, HEADS, context_matches=0)
     config = EvaluationConfig()
-    [found] = evaluate_shapes(knowing(), CycleTarget(), text, [shape], config).results
+    [found] = evaluate_shapes(knowing(), CycleTarget(), text, [shape], config)
     by_depth = found.acceptance.by_depth
     # All that is missed is cut off by the ends of the answers.
     assert by_depth[0] > found.acceptance.steps - len(text)

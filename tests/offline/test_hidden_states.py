@@ -26,7 +26,8 @@ from vllm_redrafter.data.settings import CaptureSettings, EngineSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
 from vllm_redrafter.replay.target import load_target
-from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.plan import TrainingJob
+from vllm_redrafter.training.run import train
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
 

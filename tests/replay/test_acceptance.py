@@ -8,7 +8,7 @@ from redrafter_testing.models.cycle_language import CycleTarget, rows
 from vllm_redrafter.budget.acceptance import log_odds_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.replay.acceptance import JudgedNodes, fitted, measure_acceptance
+from vllm_redrafter.replay.acceptance import JudgedNodes, fitted, judged_nodes, measure_acceptance
 from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
@@ -22,7 +22,7 @@ def test_nodes_are_judged_where_their_parent_was_accepted_and_the_text_goes_on()
         back_pointers=torch.tensor([[[0, 0], [1, 0], [0, 1]]]).repeat(3, 1, 1),
     )
     # 6 is the second beam, whose child at the next level is the first one, 7.
-    found = JudgedNodes.of(explored, torch.tensor([[6, 7, 1], [6, -1, -1], [4, 7, 9]]))
+    found = judged_nodes(explored, torch.tensor([[6, 7, 1], [6, -1, -1], [4, 7, 9]]))
     expected_judged = [
         [[1, 1], [1, 0], [1, 0]],
         [[1, 1], [0, 0], [0, 0]],

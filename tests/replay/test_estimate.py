@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per target step: the replay of many answers against one answer at a time."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,8 +20,9 @@ from vllm_redrafter.replay.estimate import (
     estimate_acceptance,
     estimate_matches,
 )
-from vllm_redrafter.replay.target import TargetHead, read_target
+from vllm_redrafter.replay.target import read_target
 from vllm_redrafter.tree.beam_search import beam_search
+from vllm_redrafter.tree.policy import search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 V = 11
@@ -59,31 +61,22 @@ def naive_acceptance(
     by_depth = [0] * config.beam_length
     for row in written():
         hidden = read_target(target, TextBatch.of([[row]])).hidden[0]
-        for first, last in runs(row.generated.tolist()):
+        marks = "".join("01"[mark] for mark in row.generated.tolist())
+        for first, last in ((run.start(), run.end() - 1) for run in re.finditer("1+", marks)):
             root = first
             while root < last:
                 node, accepted = 0, 0
                 tree = search(drafter, target, hidden[root - 1], row.tokens[root], config)
                 while (following := root + accepted + 1) <= last:
-                    child = find_child(tree, node, int(row.tokens[following]))
-                    if child is None:
+                    matching = (tree.parents[0] == node) & (tree.tokens[0] == row.tokens[following])
+                    children = matching[: int(tree.num_nodes[0])].nonzero().flatten().tolist()
+                    if not [child for child in children if child]:
                         break
-                    node, accepted = child, accepted + 1
+                    node, accepted = max(children), accepted + 1
                     by_depth[accepted - 1] += 1
                 output = min(accepted + 1, last - root)
                 steps, tokens, root = steps + 1, tokens + output, root + output
     return Acceptance(steps, tokens, tuple(by_depth))
-
-
-def runs(generated: list[bool]) -> list[tuple[int, int]]:
-    found, first = [], None
-    for place, here in enumerate([*generated, False]):
-        if here and first is None:
-            first = place
-        if not here and first is not None:
-            found.append((first, place - 1))
-            first = None
-    return found
 
 
 def search(
@@ -94,25 +87,18 @@ def search(
     config: ReDrafterConfig,
 ) -> TokenTree:
     root_tokens, embed = root_token.unsqueeze(0), target.get_input_embeddings()
-    explored = beam_search(
-        drafter, embed, hidden.unsqueeze(0), root_tokens, config.beam_width, config.beam_length
-    )
+    size = search_shape(config, config.num_speculative_tokens)
+    explored = beam_search(drafter, embed, hidden.unsqueeze(0), root_tokens, *size)
     return TokenTree.from_explored(
         root_tokens, explored, config.num_speculative_tokens, tree=config.tree
     )
-
-
-def find_child(tree: TokenTree, node: int, token: int) -> int | None:
-    for child in range(1, int(tree.num_nodes[0])):
-        if int(tree.parents[0, child]) == node and int(tree.tokens[0, child]) == token:
-            return child
-    return None
 
 
 @pytest.mark.parametrize(
     "config",
     [
         ReDrafterConfig(1, beam_width=1, beam_length=1, context_matches=0),
+        ReDrafterConfig(2, beam_width=3, beam_length=4, context_matches=0),
         ReDrafterConfig(6, beam_width=3, beam_length=3, context_matches=0),
         ReDrafterConfig(20, beam_width=6, beam_length=4, context_matches=0),
         ReDrafterConfig(9, beam_width=4, beam_length=4, tree="beams", context_matches=0),
@@ -154,14 +140,6 @@ def test_what_the_text_went_on_with_before_is_accepted_beside_the_draft() -> Non
     assert both.by_depth == (30, *[20] * 7)
 
 
-def test_matches_are_accepted_beside_finished_beams_alone() -> None:
-    torch.manual_seed(5)
-    drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
-    config = ReDrafterConfig(8, 2, 2, tree="beams", context_matches=1)
-    both = estimate_acceptance(drafter, target, rows(num=10, length=45, prompt=25), config)
-    assert both.steps == 10 * 3
-
-
 def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> None:
     """The text is `a b c a x a b c a`, answered from x on."""
     a, b, c, x = range(4)
@@ -172,44 +150,3 @@ def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> No
     both = replace(config, context_matches=2)
     # `a` went on with `b c a` too.
     assert estimate_matches(text, both, V) == Acceptance(2, 4, (1, 1, 1, *[0] * 5))
-    other = ListRows([answered([a, b, c, a], [x, a]), answered([c], [b, x, c])])
-    alone = ListRows([other[0]]), ListRows([other[1]])
-    expected = estimate_matches(alone[0], both, V) + estimate_matches(alone[1], both, V)
-    assert estimate_matches(other, both, V) == expected
-
-
-def test_replay_drafts_what_the_engines_draft_for_few_nodes(target: LlamaForCausalLM) -> None:
-    """Fewer than a beam is long: see policy.py."""
-    torch.manual_seed(5)
-    drafter = RecurrentHead(RecurrentConfig(V, 16, exit_dim=8)).eval()
-    shape = ReDrafterConfig(2, 3, 4, context_matches=0)
-    wide = estimate_acceptance(drafter, target, written(), shape)
-    chain = estimate_acceptance(
-        drafter, target, written(), replace(shape, beam_width=1, beam_length=2)
-    )
-    assert (wide.steps, wide.tokens) == (chain.steps, chain.tokens)
-    assert wide.by_depth == (*chain.by_depth, 0, 0)
-
-
-def test_acceptances_add_up() -> None:
-    total = Acceptance(2, 5, (2, 1)) + Acceptance(1, 1, (1,))
-    assert total == Acceptance(3, 6, (3, 1))
-    assert total.tokens_per_step == 2.0
-
-
-def test_no_steps_count_as_plain_decoding() -> None:
-    assert Acceptance(steps=0, tokens=0).tokens_per_step == 1.0
-
-
-def test_hidden_state_is_what_lm_head_reads(target: LlamaForCausalLM) -> None:
-    batch = TextBatch.of([[row] for row in written()])
-    logits = target(input_ids=batch.tokens).logits
-    torch.testing.assert_close(TargetHead(target)(read_target(target, batch).hidden), logits)
-
-
-def test_packed_rows_are_read_as_if_they_were_alone(target: LlamaForCausalLM) -> None:
-    one, other = written()[0], answered([3, 1, 4], [1, 5])
-    packed = read_target(target, TextBatch.of([[one, other], [other]]))
-    alone = [read_target(target, TextBatch.of([[row]])).hidden[0] for row in (one, other)]
-    torch.testing.assert_close(packed.hidden[0], torch.cat([alone[0][:14], alone[1]]))
-    torch.testing.assert_close(packed.hidden[1, :5], alone[1])

@@ -128,13 +128,14 @@ def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> No
     assert torch.equal(outputs.last, read_target(whole, batch).hidden)
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", ["llama", "gemma2", *SEEING])
 def test_rows_of_text_that_are_packed_do_not_see_each_other(name: str, tmp_path: Path) -> None:
     """Also where a row has several positions, of which transformers looks at the first."""
     whole = load_target(Target.open(saved(CONFIGS[name], tmp_path)))
     tokens = torch.randint(1, 64, (1, 12))
     positions = torch.tensor([[*range(7), *range(5)]])
     packed = read_target(whole, TextBatch(tokens, torch.ones_like(tokens).bool(), positions)).last
+    assert keeps_rows_apart(whole)
     for part in (slice(7), slice(7, 12)):
         alone = whole.base_model(tokens[:, part], use_cache=False).last_hidden_state
         torch.testing.assert_close(packed[:, part], alone)
@@ -151,11 +152,6 @@ def test_rows_do_not_see_each_other_where_a_state_goes_on(family: Family, tmp_pa
     for row, part in ((0, slice(7)), (0, slice(7, 12)), (1, slice(14))):
         alone = whole.base_model(tokens[row : row + 1, part], use_cache=False).last_hidden_state
         torch.testing.assert_close(packed[row : row + 1, part], alone, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_attention_keeps_rows_apart(name: str, tmp_path: Path) -> None:
-    assert keeps_rows_apart(load_target(Target.open(saved(CONFIGS[name], tmp_path))))
 
 
 def test_a_quantised_target_is_refused(tmp_path: Path) -> None:
@@ -188,23 +184,3 @@ def test_a_quantised_target_that_transformers_unpacks_is_read(form: str, tmp_pat
     apart = (read - exact).norm() / exact.norm()
     # States that have nothing to do with each other are 1.4 apart.
     assert 1e-3 < apart < 0.7
-
-
-def test_a_target_without_safetensors_is_refused(tmp_path: Path) -> None:
-    folder = saved(CONFIGS["llama"], tmp_path)
-    weights = folder / "model.safetensors"
-    torch.save({}, folder / "pytorch_model.bin")
-    weights.unlink()
-    with pytest.raises(ConfigError, match=r"cannot load its embedding, final norm and output"):
-        load_ends(Target.open(folder))
-
-
-def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder = saved(CONFIGS["llama"], tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.norm.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"its safetensors lack model\.norm\.weight"):
-        load_ends(Target.open(folder))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from redrafter_testing.models.small_trainings import VOCAB_SIZE, job, run
@@ -17,7 +16,8 @@ from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.heads.selector import SelectorConfig
-from vllm_redrafter.training.run import TrainingJob
+from vllm_redrafter.training.plan import TrainingJob
+from vllm_redrafter.training.resolution import resolve
 from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -45,27 +45,17 @@ def test_a_selector_is_all_that_is_trained(trained: TrainingJob, tmp_path: Path)
     for name, tensor in before.state_dict().items():
         assert tensor.equal(after.state_dict()[name]), name
     assert after.selector is not None and all(p.any() for p in after.selector.parameters())
-
-
-def test_both_trainings_are_recorded(trained: TrainingJob, tmp_path: Path) -> None:
-    asked = selecting(trained, tmp_path / "out", max_steps=2)
-    _, output = run(asked)
+    further = replace(trained, output=tmp_path / "further", initial_drafter=str(asked.output))
+    assert resolve(further).head.config.selector is None
     record = read_config(str(asked.output))["training"]
     assert record["settings"] == read_config(str(trained.output))["training"]["settings"]
     assert len(record["selector"]["added_to"]["sha256"]) == 64
     chosen = validated(Request({"model": str(asked.output)}))[0].candidates
-    said = {0: "drafts rank the vocabulary", 32: "drafts choose among 32 candidates"}[chosen]
+    said = {0: "drafts rank the vocabulary", 32: "drafts rank 32 candidates"}[chosen]
     assert said in " ".join(output.split())
     assert "of the tokens per step on" in " ".join(output.split())
-
-
-def test_evaluate_says_what_fewer_candidates_lose(
-    target: Path, data: Path, trained: TrainingJob, tmp_path: Path
-) -> None:
-    asked = selecting(trained, tmp_path / "out")
-    run(asked)
-    figures = tmp_path / "figures.json"
-    command = ["evaluate", str(target), str(asked.output), f"--data={data}", f"--json={figures}"]
+    figures, data = tmp_path / "figures.json", f"--data={trained.data[0]}"
+    command = ["evaluate", trained.target, str(asked.output), data, f"--json={figures}"]
     grid = ["--beam-widths=2", "--beam-lengths=3", "--spec-tokens=6", "--record"]
     result = CliRunner().invoke(app, [*command, *grid])
     assert result.exit_code == 0, result.output
@@ -77,36 +67,12 @@ def test_evaluate_says_what_fewer_candidates_lose(
     assert validated(Request({"model": str(asked.output)}))[0].candidates == (32 if keeps else 0)
 
 
-def test_a_drafter_that_is_trained_on_loses_its_selector(
-    trained: TrainingJob, tmp_path: Path
-) -> None:
-    asked = selecting(trained, tmp_path / "out", max_steps=1)
-    run(asked)
-    further = replace(trained, output=tmp_path / "further", initial_drafter=str(asked.output))
-    run(replace(further, config=replace(further.config, max_steps=1)))
-    assert load_drafter(str(further.output)).config.selector is None
-
-
-def test_an_interrupted_training_is_resumed(trained: TrainingJob, tmp_path: Path) -> None:
-    whole, parts = selecting(trained, tmp_path / "whole", max_steps=4), tmp_path / "parts"
-    run(whole)
-    asked = replace(whole, output=parts)
-    run(asked)
-    for path in (parts / "checkpoints").glob("step-00000004"):
-        for file in path.iterdir():
-            file.unlink()
-        path.rmdir()
-    run(asked, resume=True)
-    first, second = (load_drafter(str(j.output)).state_dict() for j in (whole, asked))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_what_cannot_get_a_selector_is_refused(
     target: Path, data: Path, trained: TrainingJob, tmp_path: Path
 ) -> None:
     def refused(match: str, asked: TrainingJob) -> None:
         with pytest.raises(ConfigError, match=match):
-            run(asked)
+            resolve(asked)
 
     asked = selecting(trained, tmp_path / "out")
     refused("give one of the two", replace(asked, initial_drafter=str(trained.output)))

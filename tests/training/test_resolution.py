@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
-from redrafter_testing.models.tiny_models import make_drafter
+from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads.gated import GatedConfig
-from vllm_redrafter.training.resolution import TrainingJob, resolve
+from vllm_redrafter.training.plan import TrainingJob
+from vllm_redrafter.training.resolution import resolve
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -32,35 +32,15 @@ def asked(bare: Path, data: Path, **settings: Any) -> TrainingJob:
 def test_a_plan_says_what_will_be_done(bare: Path, data: Path) -> None:
     settings = {"draft_vocab_size": 16, "micro_batch_size": 1}
     plan = resolve(asked(bare, data, **settings), (2, "cpu"))
-    assert (plan.target.name, plan.target_parts, plan.start) == (str(bare), "whole", None)
+    assert (plan.target.name, plan.start) == (str(bare), None)
     assert (len(plan.rows), len(plan.held_out)) == (20, 4)
     head = plan.head.config
     assert (head.vocab_size, head.hidden_size, head.target_layers) == (VOCAB_SIZE, 128, (1, 2))
     assert isinstance(head, GatedConfig)
     assert plan.head.kept is not None and len(plan.head.kept) == head.draft_vocab_size == 16
     assert (plan.loop.num_steps, plan.loop.shape) == (4, SHAPE)
-    assert plan.loop.target_share == 0.5
     assert plan.record["settings"]["unroll_steps"] == 3
     assert "4 steps of 2 blocks on 2 × cpu" in plan.table()["steps"]
-
-
-def test_a_drafter_to_go_on_from_brings_its_sizes(bare: Path, data: Path, tmp_path: Path) -> None:
-    drafter = make_drafter(tmp_path / "drafter", VOCAB_SIZE)
-    training = replace(asked(bare, data), initial_drafter=str(drafter))
-    assert resolve(training).head.config.target_layers == ()
-    training = replace(asked(bare, data, target_layers="auto"), initial_drafter=str(drafter))
-    plan = resolve(training)
-    assert plan.head.initial == str(drafter) and plan.head.config.target_layers == (1, 2)
-    assert plan.settings["exit_dim"] == 128
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_a_plan_says_where_a_run_goes_on(target: Path, data: Path, tmp_path: Path) -> None:
-    training = job(target, data, tmp_path)
-    run(training)
-    plan = resolve(training, resume=True)
-    assert plan.start is not None and plan.start.step == 4
-    assert plan.table()["begins"] == "after step 4"
 
 
 @pytest.mark.parametrize(

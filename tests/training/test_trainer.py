@@ -2,27 +2,21 @@
 """The loop end to end, on a language whose every continuation is known."""
 
 import io
-import itertools
-import json
 import math
-import os
 import resource
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from rich.console import Console
 
-from redrafter_testing import process_trees
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
 from redrafter_testing.models.training_data import answered
-from redrafter_testing.python_path import python_path
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
@@ -35,7 +29,7 @@ from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan, new_head_config
 from vllm_redrafter.training.trainer import Trainer, warmup_cosine
-from vllm_redrafter.training.training_config import LossKind, TrainingConfig
+from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 L = 4
@@ -91,62 +85,26 @@ def trainer(
     )
 
 
-@pytest.mark.parametrize("kind", get_args(LossKind))
-def test_a_trained_drafter_predicts_a_certain_language(kind: str) -> None:
+@pytest.mark.parametrize("kl_weight", [1, 0.5, 0])
+def test_a_trained_drafter_predicts_a_certain_language(kl_weight: float) -> None:
     """Training and inference must agree on which hidden state goes with which root."""
     drafter = untrained()
     before = estimate_acceptance(drafter, CycleTarget(), rows(), SPECULATION)
     assert before.tokens_per_step < 2
-    result = trainer(drafter, loss=kind).run()
+    result = trainer(drafter, kl_weight=kl_weight).run()
     assert result.losses[-1] < 0.1
     assert result.acceptance.tokens_per_step == L + 1
     assert set(result.acceptance.by_depth) == {result.acceptance.steps}
     assert not drafter.training
 
 
-def test_a_reduced_vocabulary_learns_the_language_too() -> None:
-    kept, share = most_used_tokens(rows(), VOCAB_SIZE, 5)
-    assert kept.tolist() == [0, 1, 2, 3, 4] and share == 1.0
-    drafter = untrained(vocab=5)
-    drafter.keep_tokens(kept)
-    assert trainer(drafter).run().acceptance.tokens_per_step == L + 1
-
-
-def test_training_is_repeatable_and_the_seed_matters() -> None:
-    drafters = [untrained() for _ in range(3)]
-    for drafter, seed in zip(drafters, (0, 0, 1), strict=True):
-        trainer(drafter, max_steps=3, seed=seed).run()
-    first, same, other = (d.rnn_w.weight for d in drafters)
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize("kind", ["kl", "ce"])
-def test_small_batches_add_up_to_a_large_one(kind: str) -> None:
+def test_small_batches_add_up_to_a_large_one() -> None:
     whole, parts = untrained(), untrained()
-    losses = trainer(whole, max_steps=5, loss=kind).run().losses
-    accumulated = trainer(parts, max_steps=5, loss=kind, micro_batch_size=1).run().losses
+    losses = trainer(whole, max_steps=5).run().losses
+    accumulated = trainer(parts, max_steps=5, micro_batch_size=1).run().losses
     assert accumulated == pytest.approx(losses, rel=1e-5)
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-
-
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole, interrupted, resumed = untrained(), untrained(), untrained()
-    trainer(whole, tmp_path / "whole", max_steps=9, save_every=3).run()
-
-    run = trainer(interrupted, tmp_path / "parts", max_steps=9, save_every=3)
-    reading = iter(range(5))
-    batches = run.plan.batches
-    batches.steps = lambda first=0, steps=batches.steps: (  # type: ignore[method-assign]
-        step for step, _ in zip(steps(first), reading, strict=False)
-    )
-    with pytest.raises((StopIteration, RuntimeError)):
-        run.run()
-    again = trainer(resumed, tmp_path / "parts", max_steps=9, save_every=3)
-    assert len(again.run(resume=True).losses) == 6
-    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_checkpoints_are_drafters_and_the_last_two_stay(tmp_path: Path) -> None:
@@ -155,13 +113,8 @@ def test_checkpoints_are_drafters_and_the_last_two_stay(tmp_path: Path) -> None:
     paths = Checkpoints(tmp_path).paths()
     assert [path.name for path in paths] == ["step-00000006", "step-00000007"]
     assert torch.equal(load_drafter(str(paths[1])).rnn_w.weight, drafter.rnn_w.weight)
-
-
-def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path) -> None:
-    trainer(untrained(), tmp_path, max_steps=2, record={"seed": 0}).run()
-    assert Checkpoints(tmp_path).resumable({"seed": 0}).step == 2
-    with pytest.raises(ConfigError, match=r"seed: 1, not 0"):
-        Checkpoints(tmp_path).resumable({"seed": 1})
+    shutil.copytree(paths[1], paths[1].parent / ".step-00000008.partial")
+    assert Checkpoints(tmp_path).newest().step == 7
     with pytest.raises(ConfigError, match="no checkpoint to resume from"):
         trainer(untrained(), tmp_path / "empty").run(resume=True)
 
@@ -204,67 +157,10 @@ def test_reduced_precision_trains_float32_parameters(name: str) -> None:
         assert value.dtype == torch.float32 and not torch.equal(value, before[key]), key
 
 
-def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
-    drafter = untrained()
-    before = drafter.rnn_w.weight.clone()
-    assert trainer(drafter).dry_run() > 0
-    assert torch.equal(drafter.rnn_w.weight, before) and drafter.rnn_w.weight.grad is None
-    assert not list(tmp_path.iterdir())
-
-
-TWO_PROCESSES = """
-import json, sys
-from tests.training.test_trainer import trainer, untrained
-drafter = untrained()
-trained = trainer(drafter, max_steps=8, micro_batch_size=1)
-losses = trained.run().losses
-from accelerate import PartialState
-state = PartialState()
-assert state.num_processes == 2, state
-weights = drafter.rnn_w.weight.detach().sum().item()
-open(f"{sys.argv[1]}.{state.process_index}", "w").write(json.dumps([losses, weights]))
-trained.close()
-state.destroy_process_group()  # its threads may not outlive the interpreter
-"""
-
-
-def test_two_processes_follow_one_with_the_same_batch(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(TWO_PROCESSES)
-    root = Path(__file__).parents[2]
-    # As pytest's importlib mode sees it: the tests, and not the repository's root.
-    (tmp_path / "path").mkdir()
-    os.symlink(root / "tests", tmp_path / "path" / "tests")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(tmp_path / "path"),
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "1",
-    }
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    launch += [str(script), str(tmp_path / "result")]
-    done = process_trees.run(launch, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in (0, 1)]
-
-    drafter = untrained()
-    losses = trainer(drafter, max_steps=8).run().losses
-    for other, weights in results:
-        assert other == pytest.approx(losses, rel=1e-5)
-        assert weights == pytest.approx(float(drafter.rnn_w.weight.detach().sum()), abs=1e-4)
-
-
-def test_batches_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"batch_size must be a multiple of micro_batch_size"):
-        TrainingConfig(batch_size=6, micro_batch_size=4)
-
-
 def test_schedule_warms_up_and_decays_to_zero() -> None:
     factors = [warmup_cosine(step, 4, 20) for step in range(21)]
-    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert factors[4] == 1.0 and factors[12] == pytest.approx(0.5)
-    assert factors[20] == pytest.approx(0.0)
-    assert all(a >= b for a, b in itertools.pairwise(factors[4:]))
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert (factors[12], factors[20]) == pytest.approx((0.5, 0.0))
     assert [warmup_cosine(step, 100, 2) for step in range(2)] == [0.5, 1.0]
 
 
@@ -272,19 +168,18 @@ def test_schedule_warms_up_and_decays_to_zero() -> None:
     ("name", "value", "limit"),
     [
         ("max_steps", 0, "at least 1"),
-        ("batch_size", 0, "at least 1"),
         ("unroll_steps", 0, "at least 1"),
         ("warmup_steps", -1, "at least 0"),
         ("learning_rate", math.nan, "a positive number"),
         ("kl_weight", 1.5, "between 0 and 1"),
         ("block_length", 6, "at least 7"),
-        ("loss", "mse", "one of kl, ce, mix"),
+        ("batch_size", 3, r"a multiple of micro_batch_size \(2\)"),
         ("precision", "fp16", "one of no, bf16"),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: Any, limit: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} must be {limit}, got {value!r}"):
-        TrainingConfig(**{name: value})
+        TrainingConfig(**{"micro_batch_size": 2, name: value})
 
 
 def test_new_drafter_starts_from_the_targets_head() -> None:
@@ -297,10 +192,6 @@ def test_new_drafter_starts_from_the_targets_head() -> None:
     reduced = new_drafter(replace(sizes, draft_vocab_size=2), target.lm_head, kept)
     assert torch.equal(reduced.vocabulary_layers[0].weight, target.lm_head.weight[kept])
     assert reduced.target_tokens(torch.tensor([0, 1])).tolist() == [1, 4]
-    random = new_drafter(sizes)
-    assert not torch.equal(random.vocabulary_layers[0].weight, target.lm_head.weight)
-    narrow = new_head_config(TrainingConfig(head="recurrent", exit_dim=6), VOCAB_SIZE, HIDDEN_SIZE)
-    assert new_drafter(narrow, target.lm_head).vocabulary_layers[0].weight.shape == (8, 6)
 
 
 def test_the_most_used_tokens_are_those_of_the_answers() -> None:
@@ -311,8 +202,8 @@ def test_the_most_used_tokens_are_those_of_the_answers() -> None:
         most_used_tokens(text, VOCAB_SIZE, 9)
 
 
-def test_a_partial_checkpoint_is_not_one(tmp_path: Path) -> None:
-    trainer(untrained(), tmp_path, max_steps=4, save_every=2).run()
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(folder / "step-00000004", folder / ".step-00000006.partial")
-    assert Checkpoints(tmp_path).newest().step == 4
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
+def test_accelerate_s_own_sharding_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    with pytest.raises(ConfigError, match=r"start without it; .* --hidden-states"):
+        make_accelerator()

@@ -111,10 +111,11 @@ def train(
     TensorBoard's logs are in OUTPUT/logs, checkpoints in OUTPUT/checkpoints.
     """
     from vllm_redrafter.training import run
+    from vllm_redrafter.training.plan import TrainingJob
 
     # For the estimate of tokens per target step, during training.
     speculation = ReDrafterConfig(12, 4, config.unroll_steps, context_matches=0)
-    job = run.TrainingJob(
+    job = TrainingJob(
         target,
         tuple(data),
         output,

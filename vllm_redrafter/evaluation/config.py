@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `evaluate` may be told; a new setting is a new field here, and nothing else."""
+"""The settings of `evaluate`; a new setting is a new field here, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from vllm_redrafter.utils.settings import check, setting
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """What an evaluation reads and assumes; the order of the fields is that of `evaluate --help`.
-
-    Raises:
-        ConfigError: a value is out of range; the message names it.
-    """
+    """What an evaluation reads and assumes, in the order of `evaluate --help`."""
 
     held_out: int | None = setting(
         None,
@@ -49,6 +45,6 @@ class EvaluationConfig:
         check(self, "evaluation:")
 
     def step_cost(self, shape: ReDrafterConfig) -> float:
-        """Of a step of this shape, a plain step being 1; it searches no more levels than nodes."""
+        """Of a step of this shape; a plain step costs 1."""
         nodes = shape.num_speculative_tokens
         return 1 + self.draft_cost * min(shape.beam_length, nodes) + self.verify_cost * nodes

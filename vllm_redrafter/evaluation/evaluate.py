@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
+from vllm_redrafter.checkpoints.acceptance import PerSampling
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
-from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
@@ -34,26 +34,23 @@ from vllm_redrafter.replay.estimate import (
 )
 from vllm_redrafter.replay.target import load_ends, load_target, read_target
 from vllm_redrafter.training.distillation import predictions
-from vllm_redrafter.training.training_config import TargetDtype
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
 CONTEXT_MATCHES = ReDrafterConfig.context_matches
-"""Of which an evaluation says what they bring."""
+"""Matches whose gain an evaluation measures."""
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
 BATCH_SIZE = 16
-"""Rows that the target reads at once."""
 
 
 @dataclass(frozen=True)
 class ShapeResult:
-    """One shape on the grid."""
+    """One shape of the grid, and what a step of it is assumed to cost; a plain step is 1."""
 
     shape: ReDrafterConfig
     acceptance: Acceptance
     cost: float
-    """Of a step, as assumed; a plain step is 1."""
 
     @property
     def speed_up(self) -> float:
@@ -67,31 +64,25 @@ class Evaluation:
 
     Attributes:
         results: one per shape.
+        best: the fastest at the assumed costs.
+        served: its shape, with as few candidates as lose nearly nothing.
         config: with what steps are assumed to cost.
         accuracy: [L, RANKS] shares of positions whose token is among the drafter's best.
-        acceptance: how nodes of the fastest shape are accepted.
-        with_matches: of the fastest shape beside CONTEXT_MATCHES continuations found in the text.
-        matches_alone: of these without a drafter, with K of the same shape.
-        by_candidates: of the fastest shape by C, see `compare_candidates`.
+        acceptance: how the nodes of `served` are accepted.
+        with_matches: of `served` beside CONTEXT_MATCHES prompt-lookup (n-gram) matches.
+        matches_alone: of these without a drafter, with the same K.
+        by_candidates: of the fastest shape by number of candidates, see `compare_candidates`.
     """
 
     results: list[ShapeResult]
+    best: ShapeResult
+    served: ReDrafterConfig
     config: EvaluationConfig
     accuracy: Tensor
-    acceptance: PerSampling = NOTHING_RECORDED
-    with_matches: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
-    matches_alone: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
-    by_candidates: dict[int, Acceptance] = field(default_factory=dict)
-
-    @property
-    def best(self) -> ShapeResult:
-        """The fastest at the given costs."""
-        return max(self.results, key=lambda result: result.speed_up)
-
-    @property
-    def served(self) -> ReDrafterConfig:
-        """The fastest shape, with as few candidates as lose nearly nothing."""
-        return replace(self.best.shape, candidates=fewest(self.by_candidates))
+    acceptance: PerSampling
+    with_matches: Acceptance
+    matches_alone: Acceptance
+    by_candidates: dict[int, Acceptance]
 
 
 def shapes(
@@ -100,17 +91,13 @@ def shapes(
     num_nodes: Sequence[int],
     tree: TreeKind = "explored",
 ) -> list[ReDrafterConfig]:
-    """The grid; a K that a search cannot fill is left out, for a smaller one is the same.
-
-    Raises:
-        ConfigError: a value out of range, or nothing is left.
-    """
+    """The grid, without each K that a search cannot fill; ConfigError where nothing is left."""
     grid = []
     for width in beam_widths:
         for length in beam_lengths:
             shape = ReDrafterConfig(1, width, length, tree, context_matches=0)
-            most = length if tree == "chain" else shape.max_explored
-            nodes = sorted({k for k in num_nodes if k <= most})
+            max_nodes = length if tree == "chain" else shape.max_explored
+            nodes = sorted({k for k in num_nodes if k <= max_nodes})
             grid += [replace(shape, num_speculative_tokens=k) for k in nodes]
     if not grid:
         raise ConfigError(
@@ -128,16 +115,8 @@ def evaluate_shapes(
     grid: Sequence[ReDrafterConfig],
     config: EvaluationConfig,
     console: Console | None = None,
-) -> Evaluation:
+) -> list[ShapeResult]:
     """Replay the decoding of target-written text with every shape.
-
-    Args:
-        drafter: the draft head.
-        target: the transformers model that wrote the text.
-        rows: the text.
-        grid: the shapes.
-        config: what steps are assumed to cost.
-        console: where the progress bar goes.
 
     Raises:
         ConfigError: there is nothing to replay, or the head cannot draft as far as a shape asks.
@@ -147,34 +126,22 @@ def evaluate_shapes(
     with progress_bar(console) as progress:
         num_replays = len(grid) * -(-len(rows) // BATCH_SIZE)
         task = progress.add_task("replaying", total=num_replays, status="")
-        totals = estimate_shapes(
-            drafter,
-            target,
-            rows,
-            grid,
-            BATCH_SIZE,
-            on_replay=lambda: progress.update(task, advance=1),
-        )
+
+        def advance() -> None:
+            progress.update(task, advance=1)
+
+        totals = estimate_shapes(drafter, target, rows, grid, BATCH_SIZE, on_replay=advance)
     if not totals[0].steps:
         raise ConfigError("evaluation: the text has no answer of two tokens or more")
     costs = map(config.step_cost, grid)
-    results = [ShapeResult(*result) for result in zip(grid, totals, costs, strict=True)]
-    length = max(shape.beam_length for shape in grid)
-    return Evaluation(results, config, top_accuracy(drafter, target, rows, length))
+    return [ShapeResult(*result) for result in zip(grid, totals, costs, strict=True)]
 
 
 @torch.no_grad()
 def top_accuracy(drafter: DraftHead, target: Any, rows: TextRows, num_steps: int) -> Tensor:
-    """How often the text's token is among the drafter's best, teacher-forced.
+    """[L, RANKS]: how often the text's token is among the drafter's best, teacher-forced.
 
-    Args:
-        drafter: the draft head.
-        target: the transformers model that wrote the text.
-        rows: the text.
-        num_steps: L.
-
-    Returns:
-        [L, RANKS] shares; NaN for a step that no position counts for.
+    NaN for a step that no position counts for.
     """
     hits, counts = torch.zeros(num_steps, len(RANKS)), torch.zeros(num_steps, 1)
     device = target.get_input_embeddings().weight.device
@@ -199,16 +166,13 @@ class EvaluationJob:
     """What to evaluate, and on what.
 
     Attributes:
-        target: folder or hub id.
-        drafter: checkpoint folder or hub id.
+        target, drafter: folders or hub ids.
         data: folders that generate-data wrote, other than the training's; or the training's, all
             of them, with the config's `held_out` and `seed` as they were given to `train`.
-        grid: the shapes; matches of the text are measured beside the fastest alone.
-        config: what of the data is read, how, and what steps are assumed to cost.
+        grid: the shapes; matches are measured beside the fastest alone.
         other_target: the data may come from another target with the same tokenizer.
-        device: where to compute; None for a GPU, if there is one.
         hidden_states: folders that capture wrote, one for each of `data`; the target's layers are
-            not loaded then. None of them: the target computes its hidden states.
+            not loaded then. Without any, the target computes its hidden states.
     """
 
     target: str
@@ -217,77 +181,52 @@ class EvaluationJob:
     grid: list[ReDrafterConfig]
     config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
-    device: str | None = None
     hidden_states: tuple[Path, ...] = ()
 
 
-def _load_models(
-    target: Target,
-    drafter: str,
-    target_dtype: TargetDtype,
-    device: str,
-    ends_only: bool = False,
-) -> tuple[Any, DraftHead]:
-    """The target and its drafter, which is of the target's dtype.
-
-    Args:
-        target: what was opened of it.
-        drafter: folder or hub id.
-        target_dtype: see `EvaluationConfig`.
-        device: where to put them.
-        ends_only: leave the target's layers out.
-
-    Raises:
-        ConfigError: no such models, or the drafter was trained for another target.
-    """
-    model = (load_ends if ends_only else load_target)(target, target_dtype, device)
-    head = load_drafter(drafter, model.dtype).to(device)
-    # Captured states are asked for their layers instead.
-    reasons = misfits_of(head.config, target.config, with_layers=not ends_only)
-    require_fit(f"drafter {drafter!r}", target.name, reasons)
-    return model, head
-
-
 def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
-    """Evaluate a drafter.
-
-    Raises:
-        ConfigError: input that cannot work.
-    """
+    """Evaluate a drafter; ConfigError for input that cannot work."""
     config, check_target = job.config, not job.other_target
-    opened = Target.open(job.target)
+    opened, checkpoint = Target.open(job.target), Checkpoint.open(job.drafter)
+    # Captured states are asked for their layers instead.
+    reasons = misfits_of(checkpoint.head, opened.config, with_layers=not job.hidden_states)
+    require_fit(f"drafter {job.drafter!r}", job.target, reasons)
     written = read_all(job.data, opened, check_target)
     text = _text(written, config.held_out, config.seed, config.max_length)
-    states = states_of(written, job.hidden_states, check_target) if job.hidden_states else []
-    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    target, drafter = _load_models(opened, job.drafter, config.target_dtype, device, bool(states))
     rows: TextRows = text
-    if states:
-        sizes = drafter.config
-        rows = CapturedRows(text, states, sizes.hidden_size, sizes.target_layers)
+    if job.hidden_states:
+        states = states_of(written, job.hidden_states, check_target)
+        head = checkpoint.head
+        rows = CapturedRows(text, states, head.hidden_size, head.target_layers)
     if console:
         ways = dict.fromkeys((i.sampling.temperature, i.sampling.top_p) for i in written.infos)
         sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
-        tokens = rows.lengths.sum()
-        console.print(f"{len(rows)} rows, {tokens:,} tokens, written at {sampling}")
+        console.print(f"{len(rows)} rows, {rows.lengths.sum():,} tokens, written at {sampling}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    load = load_ends if job.hidden_states else load_target
+    target = load(opened, config.target_dtype, device)
+    drafter = checkpoint.load(target.dtype).to(device)
     grid = [replace(shape, tree=config.tree, context_matches=0) for shape in job.grid]
-    evaluation = evaluate_shapes(drafter, target, rows, grid, config, console)
-    sampled = written.sampled[text.indices]
-    found = compare_candidates(drafter, target, rows, evaluation.best.shape)
-    evaluation = replace(evaluation, by_candidates=found)
-    served = evaluation.served
-    acceptance = measure_acceptance(drafter, target, rows, sampled, served)
+    results = evaluate_shapes(drafter, target, rows, grid, config, console)
+    best = max(results, key=lambda result: result.speed_up)
+    by_candidates = compare_candidates(drafter, target, rows, best.shape)
+    served = replace(best.shape, candidates=fewest(by_candidates))
     beside = replace(served, context_matches=CONTEXT_MATCHES)
-    return replace(
-        evaluation,
-        acceptance=acceptance,
+    sampled = written.sampled[text.indices]
+    return Evaluation(
+        results=results,
+        best=best,
+        served=served,
+        config=config,
+        accuracy=top_accuracy(drafter, target, rows, max(s.beam_length for s in grid)),
+        acceptance=measure_acceptance(drafter, target, rows, sampled, served),
         with_matches=estimate_acceptance(drafter, target, rows, beside),
         matches_alone=estimate_matches(text, beside, drafter.config.vocab_size),
+        by_candidates=by_candidates,
     )
 
 
 def _text(written: WrittenData, held_out: int | None, seed: int, max_length: int) -> DatasetRows:
-    """All rows, or those of the conversations that a training held out."""
     indices = list(range(len(written.dataset)))
     if held_out is not None:
         away = held_out_conversations(written.conversations, held_out, seed)

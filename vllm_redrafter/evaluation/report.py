@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +19,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
-    """Tables: the grid, acceptance by depth, top-k accuracy; and what to use."""
+    """Print the grid, acceptance by depth, top-k accuracy, and what to use."""
     table = Table(title="Tokens per target step")
     for column in ("beam width", "beam length", "K", "tokens per step", "speed-up at these costs"):
         table.add_column(column, justify="right")
@@ -52,18 +53,17 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
 
 
 def _matches(evaluation: Evaluation) -> str:
-    """What continuations found in the text bring to the fastest shape, and alone."""
+    """What prompt-lookup matches bring to the fastest shape, and alone."""
     alone, both = evaluation.matches_alone, evaluation.with_matches
     return (
         f"Tokens per step of this shape: {evaluation.best.acceptance.tokens_per_step:.2f}; with "
-        f"{CONTEXT_MATCHES} continuations found in the text beside it (context_matches): "
+        f"{CONTEXT_MATCHES} prompt-lookup matches beside it (context_matches): "
         f"{both.tokens_per_step:.2f}; of these alone, without a drafter: "
         f"{alone.tokens_per_step:.2f}."
     )
 
 
 def _candidates(evaluation: Evaluation) -> Table:
-    """What it costs the fastest shape to choose from few tokens."""
     found, served = evaluation.by_candidates, evaluation.served.candidates
     table = Table(title="Tokens per target step of the best shape, by candidates of a level")
     for column in ("candidates", "tokens per step", "of all"):
@@ -79,7 +79,6 @@ def _candidates(evaluation: Evaluation) -> Table:
 
 
 def _recommendation(evaluation: Evaluation) -> str:
-    """What to serve with, by which costs."""
     best, config = evaluation.best, evaluation.config
     shape = best.shape
     text = (
@@ -94,8 +93,7 @@ def _recommendation(evaluation: Evaluation) -> str:
     return f"{text} Even this is not faster than plain decoding."
 
 
-def figures(evaluation: Evaluation) -> dict[str, Any]:
-    """All figures, for a JSON file."""
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
     config = evaluation.config
     return {
         "results": [
@@ -124,22 +122,17 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def write_json(evaluation: Evaluation, path: Path) -> None:
-    """All figures, as JSON.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """All figures as JSON; ConfigError where the file cannot be written."""
     try:
-        path.write_text(json.dumps(figures(evaluation), indent=2) + "\n")
+        path.write_text(json.dumps(_figures(evaluation), indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"--json {path}: cannot be written: {error}") from error
 
 
 def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
-    """Tokens per step: a panel per K, beam widths against beam lengths.
+    """Draw tokens per step: a panel per K, beam widths against beam lengths.
 
-    Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
+    ConfigError where matplotlib is not installed, or the file cannot be written.
     """
     try:
         import matplotlib
@@ -148,31 +141,26 @@ def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
     matplotlib.use("Agg")  # draws without a display
     import matplotlib.pyplot as plt
 
-    results = evaluation.results
-    nodes = sorted({result.shape.num_speculative_tokens for result in results})
-    widths = sorted({result.shape.beam_width for result in results})
-    lengths = sorted({result.shape.beam_length for result in results})
+    shapes = [result.shape for result in evaluation.results]
+    nodes = sorted({shape.num_speculative_tokens for shape in shapes})
+    widths = sorted({shape.beam_width for shape in shapes})
+    lengths = sorted({shape.beam_length for shape in shapes})
+    grid = torch.full((len(nodes), len(lengths), len(widths)), torch.nan)
+    for result in evaluation.results:
+        shape, value = result.shape, result.acceptance.tokens_per_step
+        k = nodes.index(shape.num_speculative_tokens)
+        grid[k, lengths.index(shape.beam_length), widths.index(shape.beam_width)] = value
     size = (max(2.5, 0.8 * len(widths) + 1) * len(nodes), 0.6 * len(lengths) + 2)
     figure, panels = plt.subplots(
         1, len(nodes), figsize=size, squeeze=False, sharey=True, layout="constrained"
     )
-    values = [result.acceptance.tokens_per_step for result in results]
-    for panel, k in zip(panels[0], nodes, strict=True):
-        grid = torch.full((len(lengths), len(widths)), torch.nan)
-        for result in results:
-            if result.shape.num_speculative_tokens == k:
-                row = lengths.index(result.shape.beam_length)
-                column = widths.index(result.shape.beam_width)
-                value = result.acceptance.tokens_per_step
-                grid[row, column] = value
-                panel.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
-        panel.imshow(
-            grid.numpy(),
-            vmin=min(1.0, *values),
-            vmax=max(values) * 1.15,
-            cmap="viridis",
-            origin="lower",
-        )
+    known = grid[~grid.isnan()]
+    lowest, highest = min(1.0, float(known.min())), float(known.max()) * 1.15
+    for panel, k, values in zip(panels[0], nodes, grid.numpy(), strict=True):
+        panel.imshow(values, vmin=lowest, vmax=highest, cmap="viridis", origin="lower")
+        for row, column in np.argwhere(~np.isnan(values)):
+            text = f"{values[row, column]:.2f}"
+            panel.text(column, row, text, ha="center", va="center", color="white")
         panel.set_title(f"K = {k}")
         panel.set_xticks(range(len(widths)), [str(width) for width in widths])
         panel.set_yticks(range(len(lengths)), [str(length) for length in lengths])

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a drafter's nodes are accepted: what its checkpoint tells servers (`AcceptanceRecord`)."""
+"""How a drafter's nodes are accepted, for its checkpoint (`AcceptanceRecord`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +19,10 @@ from vllm_redrafter.tree.beam_search import ExploredNodes
 REFITS = 50
 """Damped Newton steps on all nodes: each moves a parameter by a few units at most."""
 DIGITS = 4
-"""Of what is recorded."""
+"""Decimal places of what is recorded."""
 
 
-@dataclass(frozen=True)
-class JudgedNodes:
+class JudgedNodes(NamedTuple):
     """What the searches of a replay explored.
 
     Attributes:
@@ -40,29 +37,22 @@ class JudgedNodes:
     judged: Tensor
     accepted: Tensor
 
-    @classmethod
-    def of(cls, explored: ExploredNodes, written: Tensor) -> JudgedNodes:
-        """Compare searches with what the text goes on with, [N, L]; -1 beyond its end."""
-        nodes = explored.log_probs > -torch.inf
-        known = (written >= 0).unsqueeze(2)
-        matches = (explored.tokens == written.unsqueeze(2)) & nodes
-        reached = torch.ones_like(nodes[:, 0])
-        judged: list[Tensor] = []
-        accepted: list[Tensor] = []
-        for level in range(nodes.shape[1]):
-            if level:
-                reached = accepted[-1].gather(1, explored.back_pointers[:, level])
-            judged.append(reached & nodes[:, level] & known[:, level])
-            accepted.append(reached & matches[:, level])
-        searched = explored.log_probs, explored.back_pointers
-        by_level = torch.stack(judged, dim=1), torch.stack(accepted, dim=1)
-        return cls(*(part.cpu() for part in (*searched, *by_level)))
 
-    @classmethod
-    def joined(cls, parts: Sequence[JudgedNodes]) -> JudgedNodes:
-        """Of all these searches."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+def judged_nodes(explored: ExploredNodes, written: Tensor) -> JudgedNodes:
+    """Compare searches with what the text goes on with, [N, L]; -1 beyond its end."""
+    nodes = explored.log_probs > -torch.inf
+    known = (written >= 0).unsqueeze(2)
+    matches = (explored.tokens == written.unsqueeze(2)) & nodes
+    reached = torch.ones_like(nodes[:, 0])
+    judged: list[Tensor] = []
+    accepted: list[Tensor] = []
+    for level in range(nodes.shape[1]):
+        if level:
+            reached = accepted[-1].gather(1, explored.back_pointers[:, level])
+        judged.append(reached & nodes[:, level] & known[:, level])
+        accepted.append(reached & matches[:, level])
+    by_level = torch.stack(judged, dim=1).cpu(), torch.stack(accepted, dim=1).cpu()
+    return JudgedNodes(explored.log_probs.cpu(), explored.back_pointers.cpu(), *by_level)
 
 
 @torch.no_grad()
@@ -76,31 +66,30 @@ def measure_acceptance(
 ) -> PerSampling:
     """Replay the decoding of target-written text, and learn which nodes it accepts.
 
-    Args:
-        drafter: the draft head.
-        target: the transformers model that wrote the text.
-        rows: the text.
-        sampled: [rows] bool, those that were sampled; the others were written greedily.
-        shape: in which the drafter is served.
-        batch_size: rows read by the target at once.
-
-    Returns:
-        What is known of either kind of text.
+    `sampled`, [rows] bool, marks those that were sampled; the others were written greedily.
     """
-    records: list[AcceptanceRecord | None] = []
-    for of_kind in (~sampled, sampled):
-        some = SomeRows(rows, of_kind.nonzero().flatten().tolist())
-        found: list[JudgedNodes] = []
+    kinds = (
+        SomeRows(rows, of_kind.nonzero().flatten().tolist()) for of_kind in (~sampled, sampled)
+    )
+    return PerSampling(*(_measured(drafter, target, some, shape, batch_size) for some in kinds))
 
-        def judge(
-            explored: ExploredNodes, written: Tensor, found: list[JudgedNodes] = found
-        ) -> None:
-            found.append(JudgedNodes.of(explored, written))
 
-        estimate_acceptance(drafter, target, some, shape, batch_size, judge)
-        nodes = JudgedNodes.joined(found) if found else None
-        records.append(fitted(nodes) if nodes is not None and nodes.judged.any() else None)
-    return PerSampling(*records)
+def _measured(
+    drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig, batch_size: int
+) -> AcceptanceRecord | None:
+    parts: list[JudgedNodes] = []
+    estimate_acceptance(
+        drafter,
+        target,
+        rows,
+        shape,
+        batch_size,
+        observe=lambda explored, written: parts.append(judged_nodes(explored, written)),
+    )
+    if not parts:
+        return None
+    nodes = JudgedNodes(*map(torch.cat, zip(*parts, strict=True)))
+    return fitted(nodes) if nodes.judged.any() else None
 
 
 def fitted(nodes: JudgedNodes) -> AcceptanceRecord:
@@ -113,8 +102,8 @@ def fitted(nodes: JudgedNodes) -> AcceptanceRecord:
     for _ in range(REFITS):
         estimator.observe(*of_judged)
         estimator.refit()
-    found = nodes.log_probs, nodes.back_pointers
-    survival = estimator.log_survival(log_odds, *found).exp().mean(dim=0)
+    survival = estimator.log_survival(log_odds, nodes.log_probs, nodes.back_pointers)
+    survival = survival.exp().mean(dim=0)
     return AcceptanceRecord(
         round(float(estimator.slope), DIGITS),
         tuple(round(bias, DIGITS) for bias in estimator.biases.tolist()),

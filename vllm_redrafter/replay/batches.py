@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from vllm_redrafter.data.rows import TextRow, TextRows
 
@@ -20,8 +19,7 @@ class TextBatch:
     Attributes:
         tokens: [B, T] int64; padding, at a block's end, is token 0.
         generated: [B, T] bool; False on padding.
-        positions: [B, T] int64, from 0 in each row; a target that is given them keeps the rows
-            of a block apart (transformers' packed sequences).
+        positions: [B, T] int64, from 0 in each row, which keep the rows of a block apart.
         hidden: [B, T, H] or None, as in TextRow.
     """
 
@@ -32,26 +30,14 @@ class TextBatch:
 
     @classmethod
     def of(cls, blocks: Sequence[Sequence[TextRow]], min_length: int = 0) -> TextBatch:
-        """Put each block's rows one after the other; blocks are padded to the longest.
-
-        Args:
-            blocks: per block, its rows.
-            min_length: T is at least this.
-        """
-        lengths = [sum(len(row.tokens) for row in rows) for rows in blocks]
-        if max(lengths) < min_length:
-            missing = min_length - lengths[0]
-            padding = TextRow(torch.zeros(missing).long(), torch.zeros(missing).bool())
-            blocks = [[*blocks[0], _like(padding, blocks[0][0])], *blocks[1:]]
-        positions = [[torch.arange(len(row.tokens)) for row in rows] for rows in blocks]
-        batch = cls(
-            _padded([[row.tokens for row in rows] for rows in blocks], 0),
-            _padded([[row.generated for row in rows] for rows in blocks], False),
-            _padded(positions, 0),
-        )
-        if all(row.hidden is not None for rows in blocks for row in rows):
-            batch = replace(batch, hidden=_padded([[_hidden(r) for r in b] for b in blocks], 0))
-        return batch
+        """Put each block's rows one after the other, and pad to the longest or `min_length`."""
+        whole = [_joined(rows) for rows in blocks]
+        length = max(min_length, *(len(block["tokens"]) for block in whole))
+        padded = {
+            name: torch.stack([_padded(block[name], length) for block in whole])
+            for name in whole[0]
+        }
+        return cls(**padded)
 
     def to(self, device: torch.device | str) -> TextBatch:
         """The same on another device."""
@@ -59,22 +45,20 @@ class TextBatch:
         return TextBatch(*values)  # type: ignore[arg-type]
 
 
-def _padded(blocks: Sequence[Sequence[Tensor]], padding: float) -> Tensor:
-    whole = [torch.cat(list(parts)) for parts in blocks]
-    return pad_sequence(whole, batch_first=True, padding_value=padding)
+def _joined(rows: Sequence[TextRow]) -> dict[str, Tensor]:
+    """A block's tensors by the names of TextBatch, not padded yet."""
+    block = {
+        "tokens": torch.cat([row.tokens for row in rows]),
+        "generated": torch.cat([row.generated for row in rows]),
+        "positions": torch.cat([torch.arange(len(row.tokens)) for row in rows]),
+    }
+    hidden = [row.hidden for row in rows if row.hidden is not None]
+    return {**block, "hidden": torch.cat(hidden)} if len(hidden) == len(rows) else block
 
 
-def _hidden(row: TextRow) -> Tensor:
-    assert row.hidden is not None
-    return row.hidden
-
-
-def _like(row: TextRow, other: TextRow) -> TextRow:
-    """The row, with hidden states of 0 where the other has some."""
-    if other.hidden is None:
-        return row
-    shape = (len(row.tokens), other.hidden.shape[1])
-    return replace(row, hidden=other.hidden.new_zeros(shape))
+def _padded(block: Tensor, length: int) -> Tensor:
+    padding = block.new_zeros(length - len(block), *block.shape[1:])
+    return torch.cat([block, padding])
 
 
 def batches_by_length(

@@ -3,9 +3,8 @@
 
 The acceptance walk follows what the target draws, and the text is what it drew: the token drawn
 at a node of the true path is the next token of the text. So the engine's steps can be replayed:
-search, build the tree, walk it along the text, go on after the accepted tokens, search again. For
-greedy text this is what the engine does, step by step; for sampled text it is a fair sample of
-it, with the sampling parameters that the text was written with.
+search, build the tree, walk it along the text, go on after the accepted tokens. For greedy text
+this is what the engine does, step by step; for sampled text it is a fair sample of it.
 """
 
 from __future__ import annotations
@@ -32,21 +31,19 @@ from vllm_redrafter.tree.token_tree import TokenTree
 COUNTS = (32, 64, 128, 256, 512)
 """Numbers of candidates that are compared."""
 LOSS_ALLOWED = 0.005
-"""Of the tokens per step that ranking the vocabulary at every level gives."""
+"""Share of the tokens per step that fewer candidates may lose."""
 
 Search = Callable[[Tensor, Tensor], ExploredNodes]
-"""From the places tokens[row, root] of A roots, both [A] int64, to what the drafter explores."""
+"""Callback(row, root), the places tokens[row, root] of A roots, both [A] int64."""
 Observer = Callable[[ExploredNodes, Tensor], None]
-"""Receives each step's searches, and what the text goes on with: [A, L], -1 beyond its end."""
+"""Callback(explored, written), with the text behind the roots: [A, L], -1 beyond its end."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What replayed decoding needed.
+    """Verification steps of a replay, and the tokens that they output.
 
     Attributes:
-        steps: verifications by the target.
-        tokens: what these steps output.
         by_depth: [L], in how many of the steps the draft token of depth 1 .. L was accepted.
     """
 
@@ -56,7 +53,7 @@ class Acceptance:
 
     @property
     def tokens_per_step(self) -> float:
-        """1 is plain decoding; it is also the value where there is no step."""
+        """1 is plain decoding, and the value without a step."""
         return self.tokens / self.steps if self.steps else 1.0
 
     def __add__(self, other: Acceptance) -> Acceptance:
@@ -75,8 +72,8 @@ def estimate_acceptance(
     observe: Observer | None = None,
 ) -> Acceptance:
     """Replay the decoding of target-written text; see `estimate_shapes`."""
-    [found] = estimate_shapes(drafter, target, rows, [shape], batch_size, observe)
-    return found
+    [acceptance] = estimate_shapes(drafter, target, rows, [shape], batch_size, observe)
+    return acceptance
 
 
 def estimate_shapes(
@@ -88,13 +85,12 @@ def estimate_shapes(
     observe: Observer | None = None,
     on_replay: Callable[[], None] = lambda: None,
 ) -> list[Acceptance]:
-    """Replay the decoding of target-written text with several shapes.
+    """Replay the decoding of text that the transformers model `target` wrote, in several shapes.
 
     Args:
         drafter: the draft head.
-        target: the transformers model that wrote the text.
         rows: the text; each run of generated tokens is one answer.
-        shapes: with `context_matches`, matches of the text are drafted beside the drafter's nodes.
+        shapes: with `context_matches`, prompt-lookup (n-gram) matches are drafted besides.
         batch_size: rows read by the target at once.
         observe: is called with each step's searches.
         on_replay: called when a batch has been replayed with a shape.
@@ -111,13 +107,7 @@ def estimate_shapes(
 
 
 def estimate_matches(rows: TextRows, shape: ReDrafterConfig, vocab_size: int) -> Acceptance:
-    """Replay the decoding of text without a drafter: matches of the text are all that is drafted.
-
-    Args:
-        rows: the text; each run of generated tokens is one answer.
-        shape: K, and how many matches.
-        vocab_size: the target's.
-    """
+    """Replay the decoding of text with prompt-lookup matches alone, without a drafter."""
     batches = batches_by_length(rows, 64, "cpu")
     return sum((_replay(batch, shape, vocab_size) for batch in batches), Acceptance(0, 0))
 
@@ -127,13 +117,9 @@ def compare_candidates(
 ) -> dict[int, Acceptance]:
     """Replay the decoding of target-written text with various numbers of candidates.
 
-    Args:
-        drafter, target, rows: see `estimate_shapes`.
-        shape: in which the drafter is served.
-
     Returns:
-        By C, 0 for the whole draft vocabulary; nothing where the head selects no candidates for
-        drafts of this length.
+        By number, 0 for the whole draft vocabulary; empty where the head selects no candidates
+        for drafts of this length.
     """
     config = drafter.config
     if not 1 < shape.beam_length <= 1 + config.selected_depths:
@@ -143,13 +129,11 @@ def compare_candidates(
     return dict(zip(counts, estimate_shapes(drafter, target, rows, shapes), strict=True))
 
 
-def fewest(found: Mapping[int, Acceptance]) -> int:
-    """The smallest C that loses no more than LOSS_ALLOWED; 0 where none does."""
-    if not found:
-        return 0
-    least = (1 - LOSS_ALLOWED) * found[0].tokens_per_step
-    enough = [count for count in found if count and found[count].tokens_per_step >= least]
-    return min(enough, default=0)
+def fewest(by_count: Mapping[int, Acceptance]) -> int:
+    """The smallest number that loses no more than LOSS_ALLOWED; 0 where none does."""
+    counts = [count for count in by_count if count]
+    least = (1 - LOSS_ALLOWED) * by_count[0].tokens_per_step if counts else 0.0
+    return min((c for c in counts if by_count[c].tokens_per_step >= least), default=0)
 
 
 def _search(
@@ -159,20 +143,15 @@ def _search(
     batch: TextBatch,
     shape: ReDrafterConfig,
 ) -> Search:
-    """The beam search that the engines make, from the target's outputs for the batch."""
     # The target may be of lower precision than a drafter in training.
     dtype = drafter.dtype
     hidden = outputs.hidden.to(dtype)
     size = search_shape(shape, shape.num_speculative_tokens)
 
     def search(row: Tensor, root: Tensor) -> ExploredNodes:
+        start = hidden[row, root - 1], batch.tokens[row, root]
         return beam_search(
-            drafter,
-            lambda tokens: embed(tokens).to(dtype),
-            hidden[row, root - 1],
-            batch.tokens[row, root],
-            *size,
-            candidates=shape.candidates,
+            drafter, lambda x: embed(x).to(dtype), *start, *size, candidates=shape.candidates
         )
 
     return search
@@ -185,10 +164,10 @@ def _replay(
     search: Search | None = None,
     observe: Observer | None = None,
 ) -> Acceptance:
-    """Decode all answers of a batch at once by jumps, as the engine would.
+    """Decode all answers of a batch at once, as the engine would.
 
     The first token of an answer comes from the prefill; the steps that follow output the rest.
-    As in the engine, the last step's tokens beyond the end of the answer do not count.
+    The last step's tokens beyond the end of the answer do not count.
     """
     of_matches = shape.path_length if shape.context_matches else 0
     depth = max(shape.beam_length if search else 0, of_matches)
@@ -202,10 +181,9 @@ def _replay(
         text = batch.tokens[row]
         written = text.gather(1, at.clamp(max=text.shape[1] - 1))
         written = written.masked_fill(at > last.unsqueeze(1), -1)
-        if search is None:
-            nothing = row.new_empty(len(row), 0, 0)
-            explored = ExploredNodes(nothing, nothing, nothing.float())
-        else:
+        nothing = row.new_empty(len(row), 0, 0)
+        explored = ExploredNodes(nothing, nothing, nothing.float())
+        if search is not None:
             explored = search(row, root)
             if observe is not None:
                 observe(explored, written[:, : explored.tokens.shape[1]])
@@ -235,9 +213,8 @@ def _answers(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _with_matches(
     explored: ExploredNodes, text: Tensor, root: Tensor, shape: ReDrafterConfig, vocab_size: int
 ) -> ExploredNodes:
-    """The search and the matches of the texts [A, T], of which each ends at its root."""
-    sizes = shape.context_matches, shape.path_length
-    matches = find_matches(text, root + 1, *sizes, vocab_size)
+    """The search and the matches in the texts [A, T], each of which ends at its root."""
+    matches = find_matches(text, root + 1, shape.context_matches, shape.path_length, vocab_size)
     prior = torch.from_numpy(prior_acceptance(shape.path_length)).float().to(text.device)
     return with_matches(explored, matches, prior)
 
@@ -245,11 +222,10 @@ def _with_matches(
 def _accepted_depth(
     explored: ExploredNodes, roots: Tensor, written: Tensor, shape: ReDrafterConfig
 ) -> Tensor:
-    """How many draft tokens [A] a step accepts whose text goes on with `written` [A, depths]."""
+    """[A] draft tokens that a step accepts whose text goes on with `written` [A, depths]."""
     # Nodes off finished beams were left out before paths were joined.
     kind: TreeKind = "chain" if shape.tree == "chain" else "explored"
-    most = shape.num_speculative_tokens
-    tree = TokenTree.from_explored(roots, explored, most, kind)
+    tree = TokenTree.from_explored(roots, explored, shape.num_speculative_tokens, kind)
     # What the target draws at a node: right on the true path, and not read off it.
     sampled = written.gather(1, tree.depths.long())
     return accept_path(tree, sampled).num_sampled.long() - 1

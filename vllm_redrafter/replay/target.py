@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frozen target, as training sees it: hidden states, embeddings, logits.
+"""The frozen target in transformers: hidden states, embeddings, logits.
 
-Where its hidden states have been captured, training needs no more of it than its two ends: the
-input embedding, and final norm and output layer. They are a target too: one of no layers.
+Its ends (input embedding, final norm, output layer) are enough where hidden states were captured.
+They are a target too: one of no layers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +32,11 @@ from vllm_redrafter.utils.errors import ConfigError, one_line
 
 @dataclass(frozen=True)
 class TargetOutputs:
-    """What the target says about a batch of B blocks of T tokens.
+    """The target's outputs for a batch of B blocks of T tokens.
 
     Attributes:
-        hidden: [B, T, (1 + n) H], what the drafter is conditioned on: the last hidden state after
-            the final norm, then those of the n layers that the drafter reads besides.
-        embedded: [B, T, H], the target's input embedding of each token.
+        hidden: [B, T, (1 + n) H], see `hidden_states`.
+        embedded: [B, T, H], the input embedding of each token.
     """
 
     hidden: Tensor
@@ -51,7 +49,7 @@ class TargetOutputs:
 
 
 def model_factory(config: Any) -> Any:
-    """transformers' class that makes the model of a configuration; it may see images, too."""
+    """transformers' class that makes the model of a configuration, which may see images."""
     kind = type(config)
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForCausalLM
@@ -61,23 +59,16 @@ def model_factory(config: Any) -> Any:
 def load_target(
     target: Target, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> Any:
-    """Load a causal language model, frozen and in eval mode.
+    """Load a causal language model, frozen and in eval mode; ConfigError where that cannot be.
 
-    Args:
-        target: whose files are read.
-        dtype: of its parameters, or its name; "auto" for the checkpoint's own.
-        device: where to put it; "auto" spreads it over all GPUs, what does not fit them over
-            memory and disk (accelerate's device map).
-
-    Raises:
-        ConfigError: transformers cannot load it; or it is quantised, and cannot be run here.
+    The dtype "auto" is the checkpoint's own; the device "auto" spreads the parameters over GPUs,
+    memory and disk (accelerate's device map).
     """
     device_map = "auto" if device == "auto" else None
     name, factory = target.name, model_factory(target.config)
+    path = os.path.expanduser(name)
     try:
-        model = factory.from_pretrained(
-            os.path.expanduser(name), dtype=dtype, device_map=device_map
-        )
+        model = factory.from_pretrained(path, dtype=dtype, device_map=device_map)
     except ImportError as error:  # of a package that a format needs
         if getattr(target.config, "quantization_config", None) is None:
             raise
@@ -97,10 +88,8 @@ def load_target(
 
 @torch.no_grad()
 def _check_runs(model: Any, name: str) -> None:
-    """Packed weights may load where nothing multiplies them: one token shows it.
-
-    compressed-tensors unpacks its own then, and only then: when the whole model is called.
-    """
+    # Packed weights may load where nothing multiplies them; compressed-tensors unpacks its own
+    # when the whole model is called, and not before.
     try:
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
     except Exception as error:  # each format has its own: AttributeError, RuntimeError, ...
@@ -119,11 +108,7 @@ def load_ends(
 ) -> Any:
     """Load a target without its layers, which are not read from its files either.
 
-    Args:
-        target, dtype, device: see `load_target`.
-
-    Raises:
-        ConfigError: it has no safetensors, is quantised, or its files lack one of the parts.
+    ConfigError where it has no safetensors, is quantised, or its files lack one of the parts.
     """
     name, config = target.name, deepcopy(target.config)
     if getattr(config, "quantization_config", None) is not None:
@@ -135,45 +120,33 @@ def load_ends(
     text.num_hidden_layers = 0
     if getattr(text, "layer_types", None) is not None:
         text.layer_types = []
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # It would report each tensor of the layers as unexpected.
     try:
-        with _without_load_report():
-            model, report = model_factory(config).from_pretrained(
-                os.path.expanduser(name),
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
+        model, report = model_factory(config).from_pretrained(
+            os.path.expanduser(name),
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"target {name!r}: transformers cannot load its embedding, final norm and output "
             f"layer from safetensors: {error}"
         ) from error
+    finally:
+        logging.set_verbosity(verbosity)
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"target {name!r}: its safetensors lack {', '.join(missing)}")
     return model.to(device).eval().requires_grad_(False)
 
 
-@contextmanager
-def _without_load_report() -> Iterator[None]:
-    """transformers would list every tensor of the layers as one that it did not expect."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
 @torch.no_grad()
 def final_norm(target: Any) -> Callable[[Tensor], Tensor]:
-    """What the target does to the last layer's output, whatever the class calls it.
+    """What the target does to the last layer's output, found in what `load_ends` gives.
 
-    Args:
-        target: what `load_ends` gives; without layers, the norm's output is the model's.
-
-    Raises:
-        ConfigError: no module of it is that.
+    Without layers, the norm's output is the model's. ConfigError where no module has it.
     """
     outputs: list[tuple[nn.Module, Any]] = []
     hooks = [
@@ -202,13 +175,8 @@ def read_target(target: Any, batch: TextBatch, layers: Sequence[int] = ()) -> Ta
 
     No mask is given: attention is causal, padding comes last, and the positions, which start
     anew in each row, keep packed rows apart. Where they do not, as a recurrent state goes on from
-    row to row, each row is read by itself.
-
-    Args:
-        target: a transformers causal language model; its ends are enough for a batch that brings
-            hidden states.
-        batch: the blocks; hidden states that it brings are of the same `layers`.
-        layers: that the drafter reads besides the last hidden state; see `target_layers.py`.
+    row to row, each row is read by itself. For a batch with hidden states, those of the same
+    `layers`, the target's ends are enough.
     """
     embedded = target.get_input_embeddings()(batch.tokens)
     if batch.hidden is not None:
@@ -224,25 +192,20 @@ _KEEPS_ROWS_APART: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 @torch.no_grad()
 def keeps_rows_apart(target: Any) -> bool:
-    """Does the target read a row alike, whatever row stands before it in its block?
-
-    Args:
-        target: a transformers causal language model; it is asked once.
-    """
+    """Does a row's hidden state not depend on the row before it in its block? Asked once."""
     if target not in _KEEPS_ROWS_APART:
         tokens = torch.arange(1, 9, device=target.get_input_embeddings().weight.device)
         positions = torch.arange(4, device=tokens.device).repeat(2)
-        packed = hidden_states(target, (), input_ids=tokens[None], position_ids=positions[None])
-        alone = hidden_states(
-            target, (), input_ids=tokens[None, 4:], position_ids=positions[None, 4:]
-        )
+        inputs = {"input_ids": tokens[None], "position_ids": positions[None]}
+        packed = hidden_states(target, (), **inputs)
+        alone = hidden_states(target, (), **{name: x[:, 4:] for name, x in inputs.items()})
         error = (packed[0, 4:] - alone[0]).abs().max()
         _KEEPS_ROWS_APART[target] = bool(error < 1e-2 * alone.abs().max())
     return _KEEPS_ROWS_APART[target]
 
 
 def _read_apart(target: Any, batch: TextBatch, layers: Sequence[int]) -> Tensor:
-    """[B, T, (1 + n) H], of rows that were read one by one; padding goes with the row before it."""
+    """[B, T, (1 + n) H] of rows read one by one; padding goes with the row before it."""
     positions = batch.positions
     begins = (positions == 0) & (positions.roll(-1, dims=1) == 1)
     begins[:, 0] = True
@@ -259,13 +222,8 @@ def _read_apart(target: Any, batch: TextBatch, layers: Sequence[int]) -> Tensor:
 def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tensor:
     """[B, T, (1 + n) H]: the last hidden state after the final norm, then those of n layers.
 
-    Args:
-        target: a transformers causal language model.
-        layers: in ascending order; see `target_layers.py`.
-        inputs: of the model.
-
-    Raises:
-        ConfigError: the target's class does not give them.
+    Layers are in ascending order, see `target_layers.py`; ConfigError where the target's class
+    does not return them.
     """
     text = target.config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
@@ -277,7 +235,6 @@ def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tenso
         return last
     outputs = target.base_model(**inputs, use_cache=False, output_hidden_states=True)
     num_layers = text.num_hidden_layers
-    # The embedding first.
     if len(states := outputs.hidden_states or ()) != num_layers + 1:
         raise ConfigError(
             f"target {target.config.name_or_path!r}: transformers gives {len(states)} hidden "
@@ -291,12 +248,7 @@ def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tenso
 class TargetHead:
     """From hidden states to logits, as the target itself does it, for any part of the positions.
 
-    Args:
-        target: a transformers causal language model.
-
-    Raises:
-        ConfigError: the target computes its logits in another way, which a comparison on a few
-            tokens shows.
+    ConfigError where the target computes its logits in another way, as a few tokens show.
     """
 
     def __init__(self, target: Any) -> None:
@@ -325,5 +277,5 @@ class TargetHead:
             raise ConfigError(
                 f"target {target.config.name_or_path!r}: its logits are not those of its output "
                 "layer, soft cap and scale; its distribution cannot be distilled in chunks: "
-                "use --loss ce"
+                "use --kl-weight 0"
             )

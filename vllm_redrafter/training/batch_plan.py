@@ -12,20 +12,13 @@ import torch
 from vllm_redrafter.utils.errors import ConfigError
 
 OPEN_BLOCKS = 64
-"""While rows are packed, at most this many blocks are kept open for a further row that fits in:
-enough to fill them well."""
+"""Blocks that are kept open for further rows while rows are packed."""
 
 
 def pack(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
     """Put rows into blocks of at most `capacity` tokens, each row into the fullest that has room.
 
-    Args:
-        lengths: of all rows, none above the capacity.
-        order: the rows to pack, in the order in which they come.
-        capacity: of a block, in tokens.
-
-    Returns:
-        Per block, its rows.
+    Rows come in this order, and none is longer than the capacity. Returns each block's rows.
     """
     blocks: list[list[int]] = []
     room: list[tuple[int, int]] = []  # of open blocks: (tokens left, block), ascending
@@ -47,17 +40,9 @@ def pack(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[li
 class BatchPlan:
     """Which rows each optimizer step reads.
 
-    It follows from the lengths, the sizes and the seed alone: every process finds the same plan,
-    and training can start at any step.
-
-    Args:
-        lengths: of all rows.
-        block_length: tokens in a block.
-        batch_size: blocks in a step.
-        seed: of the order of the rows, which differs from epoch to epoch.
-
-    Raises:
-        ConfigError: there are no rows.
+    Every process computes the same plan, and training can start at any step.
+    It takes the lengths of all rows (ConfigError where there are none), tokens in a block, blocks
+    in a step, and the seed of the rows' order, which differs from epoch to epoch.
     """
 
     def __init__(self, lengths: np.ndarray, block_length: int, batch_size: int, seed: int) -> None:
@@ -78,7 +63,6 @@ class BatchPlan:
         return [[blocks[block] for block in step] for step in steps]
 
     def num_steps(self, epochs: int) -> int:
-        """The number of steps in this many epochs."""
         return sum(len(self.epoch(number)) for number in range(epochs))
 
     def steps(self, first: int = 0) -> Iterator[list[list[int]]]:

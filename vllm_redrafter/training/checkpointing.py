@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,20 +24,14 @@ from vllm_redrafter.utils.json_files import read_json
 OPTIMIZER_FILE = "optimizer.pt"
 PROGRESS_FILE = "progress.json"
 KEPT = 2
-"""Checkpoints that are kept: the last one, and the one before it in case the last is damaged."""
+"""Checkpoints that are kept: the last, and the one before it in case the last is damaged."""
 
 _DAMAGED = (OSError, ValueError, TypeError, KeyError)
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run stands.
-
-    Attributes:
-        step: optimizer steps done.
-        loss: smoothed.
-        record: the settings and the data that the run must go on with.
-    """
+    """Where a run stands: optimizer steps, smoothed loss, and all that its weights depend on."""
 
     step: int
     loss: float
@@ -56,16 +49,7 @@ class Checkpoints:
         return sorted(self.folder.glob("step-[0-9]*"))
 
     def save(self, drafter: DraftHead, optimizer: dict[str, Any], progress: RunProgress) -> Path:
-        """Write one, and delete the oldest.
-
-        Args:
-            drafter: with all of its weights.
-            optimizer: its state.
-            progress: where the run stands.
-
-        Raises:
-            TrainingError: it could not be written (a full disk, say).
-        """
+        """Write one, and delete the oldest; TrainingError where that fails (a full disk, say)."""
         path = self._path(progress.step)
         for half in self.folder.glob(".step-*"):
             shutil.rmtree(half, ignore_errors=True)  # of a run that was killed
@@ -87,50 +71,21 @@ class Checkpoints:
             shutil.rmtree(old)
         return path
 
-    def load(
-        self, take_up: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
-    ) -> RunProgress:
-        """Read the newest.
-
-        Args:
-            take_up: gets the drafter's weights and the optimizer's state.
-
-        Raises:
-            ConfigError: there is none, or it is damaged.
-        """
+    def load(self, drafter: DraftHead, optimizer: torch.optim.Optimizer) -> RunProgress:
+        """Read the newest into a drafter and its optimizer; ConfigError as in `newest`."""
         progress = self.newest()
         path = self.paths()[-1]
         try:
-            state = torch.load(path / OPTIMIZER_FILE, weights_only=True)
-            take_up(load_file(path / WEIGHTS_FILE), state)
+            drafter.load_state_dict(load_file(path / WEIGHTS_FILE))
+            optimizer.load_state_dict(torch.load(path / OPTIMIZER_FILE, weights_only=True))
         except (*_DAMAGED, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
             raise _damaged(path) from error
         return progress
 
-    def resumable(self, record: dict[str, Any]) -> RunProgress:
-        """`newest`, for a run that is about what `record` says.
+    def newest(self, record: dict[str, Any] | None = None) -> RunProgress:
+        """The newest checkpoint's progress.
 
-        Raises:
-            ConfigError: see `newest`; or it was made with other settings or data.
-        """
-        progress = self.newest()
-        if progress.record != record:
-            differing = ", ".join(
-                f"{key}: {record.get(key)!r}, not {progress.record.get(key)!r}"
-                for key in {**record, **progress.record}
-                if record.get(key) != progress.record.get(key)
-            )
-            raise ConfigError(
-                f"{self.folder} cannot be resumed with other settings or data "
-                f"({differing}): use those, or another output folder"
-            )
-        return progress
-
-    def newest(self) -> RunProgress:
-        """Where the newest checkpoint stands.
-
-        Raises:
-            ConfigError: there is none, or it is damaged.
+        ConfigError where there is none, it is damaged, or its record is not `record`.
         """
         if not (paths := self.paths()):
             raise ConfigError(f"{self.folder}: no checkpoint to resume from; leave --resume out")
@@ -141,6 +96,16 @@ class Checkpoints:
                 raise ValueError("not what was written")
         except _DAMAGED as error:
             raise _damaged(paths[-1]) from error
+        if record is not None and found.record != record:
+            differing = ", ".join(
+                f"{key}: {record.get(key)!r}, not {found.record.get(key)!r}"
+                for key in {**record, **found.record}
+                if record.get(key) != found.record.get(key)
+            )
+            raise ConfigError(
+                f"{self.folder} cannot be resumed with other settings or data "
+                f"({differing}): use those, or another output folder"
+            )
         return found
 
     def _path(self, step: int) -> Path:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary-wide layer and its loss in one, a chunk of rows at a time.
 
-Logits of all rows, [L * B * T, V], would be the largest tensor of training by far. Here they
-never exist: the forward pass takes a chunk of rows, computes their loss *and* its gradient
-(the idea of Liger's fused linear cross-entropy), and frees the chunk:
+Logits of all rows, [L * B * T, V], would be the largest tensor of training by far. They never
+exist: the forward pass computes a chunk's loss *and* its gradient (as Liger's fused linear
+cross-entropy does), and frees the chunk:
 
-    z = W f,   d loss / d f = W^T d z,   d loss / d W = d z f^T
+    z = W f,   q = softmax(z),   loss = KL(t || q) = sum_v t_v (log t_v - log q_v)
+    d z = (sum_v t_v) q - t,   d loss / d f = W^T d z,   d loss / d W = d z f^T
 
-with q = softmax(z), what is taught t (`teachers.py`) and the loss KL(t || q) = sum_v t_v (log t_v
-- log q_v), so that d z = (sum_v t_v) q - t.
-
-In memory at a time: a few [chunk, V] tensors, and one gradient of W.
+with t what is taught (`teachers.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ CPU_CHUNK_ELEMENTS = 1 << 22
 
 
 def head_loss(
-    features: Tensor,
-    weight: Tensor,
-    row_weights: Tensor,
-    teacher: Teacher,
+    features: Tensor, weight: Tensor, row_weights: Tensor, teacher: Teacher
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of the rows' losses.
 
@@ -46,15 +41,13 @@ def head_loss(
     Returns:
         (scalar that backward starts from, [N] the rows' losses, detached).
     """
-    device = features.device.type
-    product_dtype = features.dtype
+    device, dtype = features.device.type, features.dtype
     if torch.is_autocast_enabled(device):
-        product_dtype = torch.get_autocast_dtype(device)
+        dtype = torch.get_autocast_dtype(device)
     elements = CPU_CHUNK_ELEMENTS if device == "cpu" else CHUNK_ELEMENTS
     chunk = max(1, elements // weight.shape[0])
-    total, losses = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        features, weight, row_weights, teacher, product_dtype, chunk
-    )
+    given = features, weight, row_weights, teacher, dtype, chunk
+    total, losses = _HeadLoss.apply(*given)  # type: ignore[no-untyped-call]
     return total, losses
 
 

@@ -18,7 +18,7 @@ drafter are those that will be accepted in use.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,19 +28,11 @@ from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.replay.target import TargetOutputs
 from vllm_redrafter.training.chunked_loss import head_loss
-from vllm_redrafter.training.teachers import (
-    ChosenRows,
-    DraftVocabulary,
-    MixedTeacher,
-    TargetTeacher,
-    Teacher,
-    TextTeacher,
-)
+from vllm_redrafter.training.teachers import MixedTeacher, Rows, Teacher
 from vllm_redrafter.utils.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Predictions:
+class Predictions(NamedTuple):
     """All that the drafter predicts in a batch: N rows, ordered by the position of their teacher.
 
     Attributes:
@@ -54,40 +46,11 @@ class Predictions:
     step: Tensor
 
 
-def unroll(
-    drafter: DraftHead, condition: Tensor, embedded: Tensor, num_steps: int
-) -> Iterator[Tensor]:
-    """The drafter's states, started at every position of a text at once.
-
-    Args:
-        drafter: the draft head; advanced by itself.
-        condition: [B, T, C], of its hidden states.
-        embedded: [B, T, H], the target's embedding of x_0 .. x_{T-1}.
-        num_steps: L.
-
-    Yields:
-        For j = 1 .. L: [B, T-j, H]; row t is s_j of the start at t, which has read x_{t+1} ..
-        x_{t+j}.
-    """
-    state = drafter.start(condition[:, :-1], embedded[:, 1:])
-    yield state
-    for step in range(2, num_steps + 1):
-        # A start that would read past the end of the text drops out.
-        state = drafter.advance(state[:, :-1], embedded[:, step:])
-        yield state
-
-
 def _counted_starts(generated: Tensor, num_steps: int) -> Iterator[Tensor]:
-    """Which starts count: those whose root, path and label were all written by the target.
+    """For j = 1 .. L: [B, T-1-j] bool, which starts t count, whose label is x_{t+1+j}.
 
-    Rows packed into one block stay apart: a row begins with a token of its prompt.
-
-    Args:
-        generated: [B, T] bool.
-        num_steps: L.
-
-    Yields:
-        For j = 1 .. L: [B, T-1-j] bool, row t being the start whose label is x_{t+1+j}.
+    It is those whose root, path and label were all written by the target. Rows packed into one
+    block stay apart: a row begins with a token of its prompt.
     """
     counted = generated[:, 1:]
     for step in range(1, num_steps + 1):
@@ -97,10 +60,7 @@ def _counted_starts(generated: Tensor, num_steps: int) -> Iterator[Tensor]:
 
 def count_rows(generated: Tensor, num_steps: int) -> Tensor:
     """[L] int64: how many rows each step has."""
-    counts = torch.zeros(num_steps, dtype=torch.int64)
-    for index, counted in enumerate(_counted_starts(generated, num_steps)):
-        counts[index] = counted.sum()
-    return counts
+    return torch.stack([counted.sum() for counted in _counted_starts(generated, num_steps)])
 
 
 def predictions(
@@ -108,19 +68,12 @@ def predictions(
     generated: Tensor,
     target: TargetOutputs,
     num_steps: int,
-    of_roots: bool = False,
+    of_selector: bool = False,
 ) -> Predictions:
     """Unroll the drafter L steps from every position, and keep the rows that count.
 
-    Args:
-        drafter: the draft head.
-        generated: [B, T] bool, tokens that the target wrote.
-        target: its outputs.
-        num_steps: L.
-        of_roots: what is told at the root instead (`DraftHead.base_features`), from step 2 on.
-
-    Raises:
-        ConfigError: the blocks are too short for L steps.
+    `generated`, [B, T] bool, marks tokens that the target wrote. With `of_selector` features are
+    those that the selector ranks by, from step 2 on. ConfigError where blocks are too short.
     """
     length = generated.shape[1]
     if length < num_steps + 2:
@@ -134,46 +87,47 @@ def predictions(
     condition = drafter.condition(target.hidden.to(dtype))
     embedded = target.embedded.to(dtype)
     counts = list(_counted_starts(generated, num_steps))
-    of_step = _told_at_roots if of_roots else _unrolled
-    features = list(of_step(drafter, condition, embedded, counts))
+    features_of = _selector_features if of_selector else _unrolled_features
+    features = list(features_of(drafter, condition, embedded, counts))
     starts, steps = [], []
     for step, counted in enumerate(counts, start=1):
         start = first + torch.arange(length - 1 - step, device=generated.device)
         starts.append(start[counted])
         steps.append(torch.full_like(starts[-1], step))
-    first_step = 1 if of_roots else 0
+    first_step = 1 if of_selector else 0
     start_of, step_of = torch.cat(starts[first_step:]), torch.cat(steps[first_step:])
     order = (start_of + step_of).argsort(stable=True)
     return Predictions(torch.cat(features[first_step:])[order], start_of[order], step_of[order])
 
 
-def _unrolled(
+def _unrolled_features(
     drafter: DraftHead, condition: Tensor, embedded: Tensor, counts: Sequence[Tensor]
 ) -> Iterator[Tensor]:
-    """Features [n, E] of the nodes of each step that have read the text."""
-    states = unroll(drafter, condition, embedded, len(counts))
-    for depth, (state, counted) in enumerate(zip(states, counts, strict=True)):
+    """Features [n, E] of each step's counted starts.
+
+    Row t of step j's state is s_j of the start at t, which has read x_{t+1} .. x_{t+j}.
+    """
+    state = drafter.start(condition[:, :-1], embedded[:, 1:])
+    for depth, counted in enumerate(counts):
+        if depth:
+            # A start that would read past the end of the text drops out.
+            state = drafter.advance(state[:, :-1], embedded[:, depth + 1 :])
         of_start = condition[:, : -2 - depth][counted]
         yield drafter.features(of_start, state[:, :-1][counted], depth)
 
 
-def _told_at_roots(
+def _selector_features(
     drafter: DraftHead, condition: Tensor, embedded: Tensor, counts: Sequence[Tensor]
 ) -> Iterator[Tensor]:
-    """Features [n, E] of the nodes of each step, as the root alone tells them."""
+    """Features [n, E] of each step's counted starts, which follow from the root alone."""
     state = drafter.start(condition[:, :-1], embedded[:, 1:])
-    told = drafter.base_features(condition[:, :-1], state, len(counts))
+    features = drafter.base_features(condition[:, :-1], state, len(counts))
     for depth, counted in enumerate(counts):
-        yield told[:, : -1 - depth, depth][counted]
+        yield features[:, : -1 - depth, depth][counted]
 
 
 class DistillationLoss(NamedTuple):
-    """The loss of one batch.
-
-    Attributes:
-        total: scalar; backward starts here.
-        per_step: [L], detached: the sum of each step's rows.
-    """
+    """A scalar that backward starts from; and [L], detached, the sum of each step's rows."""
 
     total: Tensor
     per_step: Tensor
@@ -183,11 +137,11 @@ class Distillation(nn.Module):
     """Drafter and loss in one module, because data parallelism wraps one module.
 
     Args:
-        drafter: the draft head; gradients reach its parameters only.
+        drafter: gradients reach its parameters only.
         head: the target's vocabulary-wide layer; needed where its distribution is taught.
         num_steps: L, the beam length to train for.
         target_share: of the target's distribution in what is taught; the text has the rest.
-        of_roots: teach what the drafter tells at the root, from step 2 on: its selector.
+        train_selector: teach the drafter's selector, from step 2 on.
 
     Raises:
         ConfigError: the head cannot draft L tokens in a row.
@@ -199,31 +153,35 @@ class Distillation(nn.Module):
         head: Callable[[Tensor], Tensor] | None,
         num_steps: int,
         target_share: float = 1.0,
-        of_roots: bool = False,
+        train_selector: bool = False,
     ) -> None:
         super().__init__()
         drafter.config.require_beam_length("training: unroll_steps", num_steps)
         self.drafter, self.head, self.num_steps = drafter, head, num_steps
-        self.target_share, self.of_roots = target_share, of_roots
+        self.target_share, self.train_selector = target_share, train_selector
 
     def forward(
         self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor
     ) -> DistillationLoss:
-        """The loss of an L-step unroll from every position.
-
-        Args:
-            batch: B blocks of T tokens.
-            target: the frozen target's outputs for them.
-            step_weights: [L], what a row of each step counts in the total.
-        """
-        rows = predictions(self.drafter, batch.generated, target, self.num_steps, self.of_roots)
-        teacher = self._teacher(batch, target, rows)
+        """The loss of an L-step unroll; `step_weights` [L] are those of a row in the total."""
+        drafter = self.drafter
+        rows = predictions(drafter, batch.generated, target, self.num_steps, self.train_selector)
+        position = rows.start + rows.step
+        teacher = MixedTeacher(
+            drafter,
+            self.head,
+            hidden=target.last.flatten(0, 1),
+            labels=batch.tokens.flatten()[position + 1],
+            position=position,
+            share=self.target_share,
+            dtype=torch.promote_types(rows.features.dtype, torch.float32),
+        )
         total, losses = self._loss(rows, step_weights[rows.step - 1], teacher)
         per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
         return DistillationLoss(total, per_step.index_add_(0, rows.step - 1, losses))
 
     def _loss(self, rows: Predictions, weights: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
-        """See `head_loss`; a head that has a vocabulary-wide layer per depth has a loss on each."""
+        """See `head_loss`; a head with a vocabulary-wide layer per depth has a loss on each."""
         layers = self.drafter.vocabulary_layers
         if len(layers) == 1:
             return head_loss(rows.features, layers[0].weight, weights, teacher)
@@ -231,25 +189,15 @@ class Distillation(nn.Module):
         totals = []
         for depth in range(self.num_steps):
             chosen = (rows.step == depth + 1).nonzero().squeeze(1)
-            total, found = head_loss(
-                rows.features[chosen],
-                layers[depth].weight,
-                weights[chosen],
-                ChosenRows(teacher, chosen),
+            of_chosen = partial(_taught, teacher, chosen)
+            total, of_depth = head_loss(
+                rows.features[chosen], layers[depth].weight, weights[chosen], of_chosen
             )
             totals.append(total)
-            losses = losses.to(found.dtype).index_copy_(0, chosen, found)
+            losses = losses.to(of_depth.dtype).index_copy_(0, chosen, of_depth)
         return torch.stack(totals).sum(), losses
 
-    def _teacher(self, batch: TextBatch, target: TargetOutputs, rows: Predictions) -> Teacher:
-        vocabulary = DraftVocabulary(self.drafter)
-        dtype = torch.promote_types(rows.features.dtype, torch.float32)
-        position = rows.start + rows.step
-        text = TextTeacher(vocabulary, batch.tokens.flatten()[position + 1], dtype)
-        share = self.target_share
-        if share == 0:
-            return text
-        assert self.head is not None
-        hidden = target.last.flatten(0, 1)
-        teacher = TargetTeacher(vocabulary, self.head, hidden, position, dtype)
-        return teacher if share == 1 else MixedTeacher(teacher, text, share)
+
+def _taught(teacher: Teacher, chosen: Tensor, rows: Rows) -> Tensor:
+    """What is taught in some of the `chosen` [n] rows alone."""
+    return teacher(chosen[rows])

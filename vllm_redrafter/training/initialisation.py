@@ -3,33 +3,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import build_head
+from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 
 def new_drafter(
     sizes: HeadConfig, lm_head: Any = None, kept: Tensor | None = None, seed: int = 0
 ) -> DraftHead:
-    """A new drafter, its weights drawn by the seed.
+    """A new drafter with random weights.
 
     Args:
-        sizes: its own.
-        lm_head: the target's output layer, as which its last layers begin where they are of the
-            same shape; None to draw them, too.
+        lm_head: the target's output layer, copied into its last layers where the shapes agree.
         kept: [draft tokens] int64, the draft vocabulary; None for all tokens.
-        seed: of the weights.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        drafter = build_head(sizes)
+    drafter = _seeded(sizes, seed)
     if kept is not None:
         drafter.keep_tokens(kept)
     if lm_head is not None:
@@ -41,29 +37,15 @@ def new_drafter(
 
 
 def continued_drafter(
-    initial: str, sizes: HeadConfig, trains_selector: bool = False, seed: int = 0
+    initial: DraftHead, sizes: HeadConfig, trains_selector: bool = False, seed: int = 0
 ) -> DraftHead:
-    """A drafter that was trained before, to be trained on: float32, its draft vocabulary with it.
+    """A copy of a trained float32 drafter to be trained on, or only its new selector.
 
-    Args:
-        initial: a folder or a hub id.
-        sizes: its own from now on: those of the checkpoint but for `target_layers` and `selector`.
-            Where it read no layers, it drafts as before, for now.
-        trains_selector: everything else stays as it is.
-        seed: of a new selector's weights.
-
-    Raises:
-        ConfigError: no such drafter.
+    The sizes are its own but for `target_layers` and `selector`. Where it read no layers, it drafts
+    as before at first. The seed is that of a new selector's weights.
     """
-    return grown(load_drafter(initial), sizes, seed, trains_selector)
-
-
-def grown(found: DraftHead, sizes: HeadConfig, seed: int, trains_selector: bool) -> DraftHead:
-    """A trained head with further layers: see `continued_drafter`."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        drafter = build_head(sizes)
-    drafter.load_state_dict(found.state_dict(), strict=False)
+    drafter = _seeded(sizes, seed)
+    drafter.load_state_dict(initial.state_dict(), strict=False)
     if trains_selector:
         assert drafter.selector is not None
         drafter.requires_grad_(False)
@@ -71,19 +53,23 @@ def grown(found: DraftHead, sizes: HeadConfig, seed: int, trains_selector: bool)
     return drafter.train()
 
 
-def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor, float]:
-    """The tokens that the target used most.
+def _seeded(sizes: HeadConfig, seed: int) -> DraftHead:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build_head(sizes)
 
-    Args:
-        rows: the text.
-        vocab_size: of the target.
-        kept: how many.
+
+def with_selector(head: HeadConfig, num_steps: int) -> HeadConfig:
+    """The sizes of a head with a new selector for drafts of so many tokens."""
+    selector = SelectorConfig(num_steps - 1, max(1, head.feature_width // 4))
+    return replace(head, selector=selector)
+
+
+def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor, float]:
+    """The `kept` tokens that the target wrote most often in these rows.
 
     Returns:
         ([kept] int64 in ascending order, the share of the target's tokens that they cover).
-
-    Raises:
-        ConfigError: more are asked for than there are.
     """
     if kept > vocab_size:
         raise ConfigError(

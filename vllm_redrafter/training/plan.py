@@ -1,27 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training will do: all that it was told, checked against what there is.
-
-`resolution.py` makes a plan before any weights are loaded. Each part of the training is handed
-what it needs of it, and `train --dry-run` prints it.
-"""
+"""What to train, and the plan that `resolution.py` makes of it before weights are loaded."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.training.batch_plan import BatchPlan
 from vllm_redrafter.training.checkpointing import RunProgress
-from vllm_redrafter.training.training_config import LossKind, TargetDtype
+from vllm_redrafter.training.training_config import TrainingConfig
 
-TargetParts = Literal["whole", "without its layers"]
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What to train, and from what.
+
+    Attributes:
+        target: folder or hub id.
+        data: folders that generate-data wrote; all of their rows are learned from.
+        output: the drafter's folder; its checkpoints go to `checkpoints` in there.
+        speculation: the shape that tokens per target step are estimated for.
+        other_target: the data may come from another target with the same tokenizer.
+        initial_drafter: folder or hub id of a drafter to train on; None to begin with a new one.
+        add_selector: that of a drafter that gets a selector, the only thing to be trained.
+        hidden_states: folders that capture wrote, one for each of `data`, in place of the
+            target's layers, which are not loaded then.
+    """
+
+    target: str
+    data: tuple[Path, ...]
+    output: Path
+    config: TrainingConfig
+    speculation: ReDrafterConfig
+    other_target: bool = False
+    initial_drafter: str | None = None
+    add_selector: str | None = None
+    hidden_states: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,26 +52,22 @@ class HeadPlan:
 
     Attributes:
         config: its sizes.
-        initial: the drafter that it goes on from, a folder or a hub id; None for a new one.
+        initial: the drafter that it goes on from; None for a new one.
         kept: [draft tokens] int64, the draft vocabulary of a new one; None for all tokens.
         coverage: the share of the answers' tokens that these are.
-        copies_lm_head: a new one's last layer begins as the target's, where the shapes agree.
-        seed: of a new one's other weights.
         trains_selector: its selector is new, and the only thing to be trained.
     """
 
     config: HeadConfig
-    initial: str | None = None
+    initial: Checkpoint | None = None
     kept: Tensor | None = None
     coverage: float = 1.0
-    copies_lm_head: bool = True
-    seed: int = 0
     trains_selector: bool = False
 
     def __str__(self) -> str:
-        text = "a new one" if self.initial is None else f"goes on from {self.initial}"
-        if self.trains_selector:
-            text = f"a selector for {self.initial}, whose weights stay"
+        text = "a new one" if self.initial is None else f"goes on from {self.initial.model}"
+        if self.initial is not None and self.trains_selector:
+            text = f"a selector for {self.initial.model}, whose weights stay"
         if self.kept is not None:
             text += f"; draft vocabulary: {len(self.kept)} of {self.config.vocab_size} tokens, "
             text += f"{self.coverage:.2%} of the answers"
@@ -59,30 +77,12 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """What the training loop does. What has the name of a setting is that setting.
+    """What the training loop does; tokens per target step are estimated for `shape`."""
 
-    Attributes:
-        batches: which rows each step reads.
-        num_steps: optimizer steps.
-        target_share: of the target's distribution in what is taught; the text has the rest.
-        shape: beam width, length and K that tokens per target step are estimated for.
-        trains_selector: see `HeadPlan`.
-    """
-
+    config: TrainingConfig
     batches: BatchPlan
     num_steps: int
-    loss: LossKind
-    target_share: float
     shape: ReDrafterConfig
-    micro_batch_size: int
-    unroll_steps: int
-    step_decay: float
-    learning_rate: float
-    warmup_steps: int
-    weight_decay: float
-    max_grad_norm: float
-    evaluate_every: int
-    save_every: int
     trains_selector: bool = False
 
 
@@ -91,25 +91,17 @@ class TrainingPlan:
     """What `train` does.
 
     Attributes:
-        target: the model to draft for.
-        target_dtype: of its parameters.
-        target_parts: what of it each process loads.
-        head: the drafter.
         rows: to learn from; with hidden states where they are captured.
         held_out: to estimate tokens per target step on.
         held_out_sampled: [rows] bool, which of them were sampled.
         num_cut: how many of `rows` are longer than a block.
-        loop: the steps.
         processes: how many, and of which kind of device.
-        output: the drafter's folder, with its checkpoints.
         start: the checkpoint that is gone on from; None to begin.
-        settings: all that was set, for the logs.
         record: all that the weights depend on, for every checkpoint and config.json.
     """
 
+    job: TrainingJob
     target: Target
-    target_dtype: TargetDtype
-    target_parts: TargetParts
     head: HeadPlan
     rows: TextRows
     held_out: TextRows
@@ -117,27 +109,27 @@ class TrainingPlan:
     num_cut: int
     loop: LoopPlan
     processes: tuple[int, str]
-    output: Path
     start: RunProgress | None
-    settings: dict[str, Any]
     record: dict[str, Any]
 
     def table(self) -> dict[str, str]:
         """The plan in words, part by part."""
-        loop, shape = self.loop, self.loop.shape
+        loop, shape, config = self.loop, self.loop.shape, self.loop.config
+        parts = "without its layers" if self.job.hidden_states else "whole"
         return {
-            "target": f"{self.target.name}, {self.target_parts}, dtype {self.target_dtype}",
+            "target": f"{self.target.name}, {parts}, dtype {config.target_dtype}",
             "data": f"{len(self.rows)} rows, {self.rows.lengths.sum():,} tokens ({self.num_cut} "
-            f"rows cut to {loop.batches.block_length}); {len(self.held_out)} rows held out",
+            f"rows cut to {config.block_length}); {len(self.held_out)} rows held out",
             "drafter": str(self.head),
-            "loss": f"{loop.loss} over {loop.unroll_steps} tokens; the target's share in what is "
-            f"taught is {loop.target_share:g}",
-            "steps": f"{loop.num_steps} steps of {loop.batches.batch_size} blocks on "
-            f"{self.processes[0]} × {self.processes[1]}, {loop.micro_batch_size} at once in each",
-            "optimizer": f"learning rate {loop.learning_rate:g} after {loop.warmup_steps} steps, "
-            f"weight decay {loop.weight_decay:g}, gradients up to norm {loop.max_grad_norm:g}",
-            "estimates": f"every {loop.evaluate_every} steps: beam width {shape.beam_width}, beam "
-            f"length {shape.beam_length}, K {shape.num_speculative_tokens}",
-            "checkpoints": f"every {loop.save_every} steps, in {self.output}",
+            "loss": f"over {config.unroll_steps} tokens; the target's share in what is taught is "
+            f"{config.kl_weight:g}",
+            "steps": f"{loop.num_steps} steps of {config.batch_size} blocks on "
+            f"{self.processes[0]} × {self.processes[1]}, {config.micro_batch_size} at once in each",
+            "optimizer": f"learning rate {config.learning_rate:g} after {config.warmup_steps} "
+            f"steps, weight decay {config.weight_decay:g}, gradients up to norm "
+            f"{config.max_grad_norm:g}",
+            "estimates": f"every {config.evaluate_every} steps: beam width {shape.beam_width}, "
+            f"beam length {shape.beam_length}, K {shape.num_speculative_tokens}",
+            "checkpoints": f"every {config.save_every} steps, in {self.job.output}",
             "begins": "at step 1" if self.start is None else f"after step {self.start.step}",
         }

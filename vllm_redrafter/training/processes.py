@@ -14,23 +14,13 @@ from accelerate.utils import DistributedDataParallelKwargs
 from vllm_redrafter.training.training_config import Precision
 from vllm_redrafter.utils.errors import ConfigError
 
-PLUGINS = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
-"""By the variable that `accelerate launch` sets."""
+PLUGINS = {"FSDP": "FSDP", "DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}
+"""By the end of the variable that `accelerate launch` sets, ACCELERATE_USE_..."""
 
 
 @contextmanager
-def processes(
-    precision: Precision, unroll_steps: int, output: Path | None
-) -> Iterator[Accelerator]:
-    """`make_accelerator`, with the end of its logs and of the group of processes.
-
-    Let go of the group (`Trainer.close`) in the body.
-    """
-    accelerator = make_accelerator(precision, unroll_steps, output)
+def ended(accelerator: Accelerator) -> Iterator[Accelerator]:
+    """End the processes' group after the body, which has to call `Trainer.close`."""
     try:
         yield accelerator
     except BaseException:
@@ -47,16 +37,10 @@ def make_accelerator(
 ) -> Accelerator:
     """The processes and their devices, as `accelerate launch` started them.
 
-    Args:
-        precision: of matrix products.
-        unroll_steps: L.
-        output: TensorBoard's logs, once begun, go to a folder in there; None for none.
-
-    Raises:
-        ConfigError: `accelerate launch` was told to share the drafter out.
+    TensorBoard's logs go to `output`; ConfigError where the drafter was to be sharded.
     """
     for name, plugin in PLUGINS.items():
-        if os.environ.get(name, "false").lower() == "true":
+        if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
             raise ConfigError(
                 f"training: accelerate's {plugin} would replace drafter and optimizer by its own, "
                 "whose checkpoints nobody else reads: start without it; a target that fits no "

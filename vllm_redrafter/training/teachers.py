@@ -1,119 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the drafter is taught: per row, a distribution over the tokens that the drafter ranks.
 
-A teacher gives t [n, draft tokens] for some rows, and the loss is KL(t || q) with q the drafter's
-distribution. With a reduced draft vocabulary t is the target's distribution *restricted* to it,
-not renormalised: the less of it the draft vocabulary covers, the less a row counts.
+With a reduced draft vocabulary it is *restricted* to it, not renormalised: the less of it the
+draft vocabulary covers, the less a row counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vllm_redrafter.heads.head import DraftHead
 
 Rows: TypeAlias = slice | Tensor
 """Which of the N rows: a slice, or their indices [n] int64."""
-
-
-class Teacher(Protocol):
-    def __call__(self, rows: Rows) -> Tensor:
-        """[n, draft tokens], in the precision in which the loss is computed."""
-        ...
-
-
-class DraftVocabulary:
-    """Which of the target's tokens the drafter ranks.
-
-    Attributes:
-        kept: [draft tokens] int64, the target's id of each; None where it ranks them all.
-        index: [V] int64, the reverse; -1 for a token that it does not rank.
-    """
-
-    def __init__(self, drafter: DraftHead) -> None:
-        config, device = drafter.config, drafter.vocabulary_layers[0].weight.device
-        self.size = config.num_ranked_tokens
-        ranked = torch.arange(self.size, device=device)
-        self.kept: Tensor | None = None
-        self.index = torch.arange(config.vocab_size, device=device)
-        if config.draft_vocab_size is not None:
-            self.kept = drafter.target_tokens(ranked)
-            self.index = torch.full_like(self.index, -1).index_copy_(0, self.kept, ranked)
-
-    def scatter(self, tokens: Tensor, values: Tensor) -> Tensor:
-        """[n, draft tokens] with values [n, k] at the target's tokens [n, k]; -1 is no token."""
-        index = self.index[tokens.clamp(min=0)].masked_fill(tokens < 0, -1)
-        out = values.new_zeros(tokens.shape[0], self.size)
-        return out.scatter_add_(1, index.clamp(min=0), values.masked_fill(index < 0, 0.0))
-
-
-@dataclass(frozen=True)
-class TextTeacher:
-    """The text itself: the token that follows has probability 1 (cross-entropy)."""
-
-    vocabulary: DraftVocabulary
-    labels: Tensor
-    dtype: torch.dtype
-
-    def __call__(self, rows: Rows) -> Tensor:
-        labels = self.labels[rows].unsqueeze(1)
-        return self.vocabulary.scatter(labels, torch.ones_like(labels, dtype=self.dtype))
-
-
-@dataclass(frozen=True)
-class TargetTeacher:
-    """The target's full distribution, from its hidden states.
-
-    Up to L rows, of different starts, have the same teacher; where they follow each other it is
-    computed once.
-
-    Attributes:
-        vocabulary: what the drafter ranks.
-        head: the target's vocabulary-wide layer.
-        hidden: [positions, H].
-        position: [N] int64, that of each row.
-        dtype: of the softmax.
-    """
-
-    vocabulary: DraftVocabulary
-    head: Callable[[Tensor], Tensor]
-    hidden: Tensor
-    position: Tensor
-    dtype: torch.dtype
-
-    def __call__(self, rows: Rows) -> Tensor:
-        position, row = torch.unique_consecutive(self.position[rows], return_inverse=True)
-        probs = F.softmax(self.head(self.hidden[position]).to(self.dtype), dim=-1)
-        if self.vocabulary.kept is not None:
-            # Before the rows are repeated: columns are gathered one number at a time.
-            probs = probs.index_select(1, self.vocabulary.kept)
-        return probs.index_select(0, row)
+Teacher: TypeAlias = Callable[[Rows], Tensor]
+"""From n rows to [n, draft tokens], in the precision in which the loss is computed."""
 
 
 @dataclass(frozen=True)
 class MixedTeacher:
-    """A mean of two teachers; the first has this weight, the second the rest."""
+    """A mean of the target's distribution and the text's token.
 
-    first: Teacher
-    second: Teacher
-    weight: float
+    Up to L rows, of different starts, have the same position; where they follow each other the
+    target's distribution is computed once.
+
+    Attributes:
+        head: the target's vocabulary-wide layer; None where the text alone is taught.
+        hidden: [positions, H], what the target's layer reads.
+        labels: [N] int64, the text's token of each row.
+        position: [N] int64, where the target predicts it.
+        share: of the target's distribution.
+    """
+
+    drafter: DraftHead
+    head: Callable[[Tensor], Tensor] | None
+    hidden: Tensor
+    labels: Tensor
+    position: Tensor
+    share: float
+    dtype: torch.dtype
 
     def __call__(self, rows: Rows) -> Tensor:
-        return torch.lerp(self.second(rows), self.first(rows), self.weight)
+        if self.share == 0:
+            return self._text(rows)
+        target = self._target(rows)
+        return target if self.share == 1 else torch.lerp(self._text(rows), target, self.share)
 
+    def _ranked(self) -> Tensor:
+        """[draft tokens] int64: the target's ids of the tokens that the drafter ranks."""
+        tokens = torch.arange(self.drafter.config.num_ranked_tokens, device=self.labels.device)
+        return self.drafter.target_tokens(tokens)
 
-@dataclass(frozen=True)
-class ChosenRows:
-    """A teacher of some rows alone: its rows are the `chosen` [n] int64 of the other's."""
+    def _text(self, rows: Rows) -> Tensor:
+        return (self.labels[rows].unsqueeze(1) == self._ranked()).to(self.dtype)
 
-    teacher: Teacher
-    chosen: Tensor
-
-    def __call__(self, rows: Rows) -> Tensor:
-        return self.teacher(self.chosen[rows])
+    def _target(self, rows: Rows) -> Tensor:
+        assert self.head is not None
+        position, row = torch.unique_consecutive(self.position[rows], return_inverse=True)
+        probs = self.head(self.hidden[position]).to(self.dtype).softmax(dim=-1)
+        if self.drafter.config.draft_vocab_size is not None:
+            # Before the rows are repeated: columns are gathered one number at a time.
+            probs = probs.index_select(1, self._ranked())
+        return probs.index_select(0, row)

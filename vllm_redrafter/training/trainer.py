@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: accelerate for the devices, AdamW, warm-up and cosine decay, checkpoints, and
-a progress bar that shows the tokens per target step that the drafter would give.
+"""The training loop: accelerate's devices, AdamW, warm-up and cosine decay, checkpoints.
 
-Which text a step reads and its learning rate depend on the number of the step alone. A run that is
-resumed therefore takes the same steps as one that was never stopped.
+A step's text and learning rate depend on its number alone: a resumed run takes the same steps as
+one that was never stopped.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +40,7 @@ class TrainingResult:
         steps: optimizer steps, those before a resume included.
         loss: smoothed, at the end.
         losses: of each step of this run.
-        acceptance: on the held-out text; nothing where none was held out.
-        seconds: of this run.
+        acceptance: on the held-out text; without steps where none was held out.
     """
 
     steps: int
@@ -53,21 +51,10 @@ class TrainingResult:
 
 
 class Trainer:
-    """Trains a drafter in place.
+    """Trains a drafter of float32 parameters in place; `target` is a frozen transformers model.
 
-    Args:
-        drafter: float32 parameters.
-        target: the frozen transformers model that wrote the text.
-        rows: to learn from.
-        held_out: to estimate tokens per target step on.
-        plan: the loop.
-        accelerator: the processes and their devices; what logs it has are written.
-        checkpoints: None for none.
-        record: what the run is about.
-        console: where the progress bar goes.
-
-    Raises:
-        ConfigError: a target whose distribution cannot be taught.
+    Tokens per target step are estimated on `held_out`; `record` is for the checkpoints.
+    ConfigError for a target whose distribution cannot be taught.
     """
 
     def __init__(
@@ -83,52 +70,45 @@ class Trainer:
         console: Console | None = None,
     ) -> None:
         self.target, self.rows, self.held_out = target, rows, held_out
-        self.plan, self.accelerator, self.console = plan, accelerator, console
+        self.plan, self.config = plan, plan.config
+        self.accelerator, self.console = accelerator, console
         self.checkpoints, self.record = checkpoints, record or {}
         self.drafter = drafter.to(accelerator.device)
-        model = Distillation(
-            self.drafter,
-            TargetHead(target) if plan.target_share > 0 else None,
-            plan.unroll_steps,
-            plan.target_share,
-            plan.trains_selector,
-        )
+        share, num_steps = self.config.kl_weight, self.config.unroll_steps
+        head = TargetHead(target) if share > 0 else None
+        model = Distillation(self.drafter, head, num_steps, share, plan.trains_selector)
         self.model = accelerator.prepare(model)
-        self.optimizer = accelerator.prepare(_adamw(self.drafter, plan.weight_decay))
-        decay = plan.step_decay ** torch.arange(plan.unroll_steps, dtype=torch.float64)
+        self.optimizer = accelerator.prepare(_adamw(self.drafter, self.config.weight_decay))
+        decay = self.config.step_decay ** torch.arange(num_steps, dtype=torch.float64)
         if plan.trains_selector:
-            decay[0] = 0.0  # The root's continuations are ranked by what stays as it is.
+            decay[0] = 0.0  # The first level is ranked without a selector.
         self.step_shares = decay / decay.sum()
 
     def run(self, resume: bool = False) -> TrainingResult:
-        """Train to the end.
-
-        Args:
-            resume: go on from the newest checkpoint.
+        """Train to the end, with `resume` from the newest checkpoint.
 
         Raises:
             TrainingError: the loss is not a number any more, or a checkpoint cannot be written.
             ConfigError: the checkpoint is damaged.
         """
-        started, plan = time.monotonic(), self.plan
+        started, config, total = time.monotonic(), self.config, self.plan.num_steps
         first, loss = self._start(resume)
         losses: list[float] = []
         acceptance = Acceptance(0, 0)
-        steps = plan.batches.steps(first)
+        steps = self.plan.batches.steps(first)
         self.drafter.train()
         with progress_bar(self.console, disable=not self.accelerator.is_main_process) as bar:
-            total = plan.num_steps
             task = bar.add_task("training the drafter", total=total, completed=first, status="")
             for step in range(first + 1, total + 1):
                 value = self._step(step, next(steps), loss)
                 losses.append(value)
                 loss = value if math.isnan(loss) else 0.95 * loss + 0.05 * value
                 last = step == total
-                if len(self.held_out) and (last or step % plan.evaluate_every == 0):
+                if len(self.held_out) and (last or step % config.evaluate_every == 0):
                     acceptance = self._estimate(step)
-                if self.checkpoints and (last or step % plan.save_every == 0):
+                if self.checkpoints and (last or step % config.save_every == 0):
                     self._save(step, loss)
-                status = f"{plan.loss} {loss:.3f}"
+                status = f"loss {loss:.3f}"
                 if acceptance.steps:
                     status += f", {acceptance.tokens_per_step:.2f} tokens per target step"
                 bar.update(task, completed=step, status=status)
@@ -147,7 +127,7 @@ class Trainer:
         return time.monotonic() - started
 
     def close(self) -> None:
-        """Let go of the processes' group, before it ends; nothing is trained afterwards."""
+        """Let go of the processes' group, before it ends."""
         # The frames of an exception may refer to DDP's module for longer. Its reducer would then
         # free a gloo group and hold the GIL meanwhile, for which the group's thread may wait.
         for module in self.model.modules():
@@ -160,45 +140,36 @@ class Trainer:
         if not resume:
             return 0, math.nan
         assert self.checkpoints is not None
-
-        def load(weights: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-            self.drafter.load_state_dict(weights)
-            # The wrapped optimizer's state is what was saved.
-            self.optimizer.optimizer.load_state_dict(state)
-
-        progress = self.checkpoints.load(load)
+        # The wrapped optimizer's state is what was saved.
+        progress = self.checkpoints.load(self.drafter, self.optimizer.optimizer)
         return progress.step, progress.loss
 
     def _step(self, step: int, blocks: list[list[int]], smoothed: float) -> float:
         """One optimizer step; returns the loss over all processes."""
         loss, per_step = self._backward(blocks)
         parameters = self.drafter.parameters()
-        norm = float(self.accelerator.clip_grad_norm_(parameters, self.plan.max_grad_norm))
+        norm = float(self.accelerator.clip_grad_norm_(parameters, self.config.max_grad_norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._stop(step, loss, norm, smoothed)
-        factor = warmup_cosine(step - 1, self.plan.warmup_steps, self.plan.num_steps)
-        rate = self.plan.learning_rate * factor
+        factor = warmup_cosine(step - 1, self.config.warmup_steps, self.plan.num_steps)
+        rate = self.config.learning_rate * factor
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        values = {f"loss/step_{j}": value for j, value in enumerate(per_step.tolist(), start=1)}
-        self.accelerator.log(
-            {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **values}, step
-        )
+        logged = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
+        logged |= {f"loss/step_{j}": value for j, value in enumerate(per_step.tolist(), start=1)}
+        self.accelerator.log(logged, step)
         return loss
 
     def _backward(self, blocks: list[list[int]]) -> tuple[float, Tensor]:
         """Gradients of one optimizer step's blocks; its loss, and [L] that of each step."""
-        accelerator, plan = self.accelerator, self.plan
+        accelerator, num_steps = self.accelerator, self.config.unroll_steps
         batches = list(self._own_batches(blocks))
-        counts = sum(
-            (count_rows(batch.generated, plan.unroll_steps) for batch in batches),
-            torch.zeros(plan.unroll_steps, dtype=torch.int64),
-        )
+        counts = torch.stack([count_rows(b.generated, num_steps) for b in batches]).sum(dim=0)
         counts = accelerator.reduce(counts.to(accelerator.device), "sum").clamp(min=1)
         row_weights = (self.step_shares.to(counts.device) / counts).float()
-        sums = torch.zeros(plan.unroll_steps, device=accelerator.device)
+        sums = torch.zeros(num_steps, device=accelerator.device)
         for index, batch in enumerate(batches):
             on_device = batch.to(accelerator.device)
             with accelerator.autocast():
@@ -215,7 +186,7 @@ class Trainer:
 
     def _own_batches(self, blocks: list[list[int]]) -> Iterator[TextBatch]:
         """This process's part of a step's blocks, as many batches as any other process has."""
-        size, accelerator = self.plan.micro_batch_size, self.accelerator
+        size, accelerator = self.config.micro_batch_size, self.accelerator
         own = blocks[accelerator.process_index :: accelerator.num_processes]
         if len(blocks) % accelerator.num_processes:
             raise ConfigError(
@@ -224,7 +195,7 @@ class Trainer:
             )
         for start in range(0, len(own), size):
             rows = [[self.rows[row] for row in block] for block in own[start : start + size]]
-            yield TextBatch.of(rows, self.plan.unroll_steps + 2)
+            yield TextBatch.of(rows, self.config.unroll_steps + 2)
 
     def _estimate(self, step: int) -> Acceptance:
         acceptance = Acceptance(0, 0)
@@ -246,7 +217,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _stop(self, step: int, loss: float, norm: float, smoothed: float) -> None:
-        """The step has not been taken: the weights are those of the step before."""
+        # The weights are those of the step before.
         left = "nothing was saved"
         if self.checkpoints:
             if step > 1:
@@ -262,11 +233,9 @@ class Trainer:
 def _adamw(drafter: DraftHead, weight_decay: float) -> torch.optim.AdamW:
     """AdamW; biases are not decayed. Each step sets the learning rate."""
     learned = [p for p in drafter.parameters() if p.requires_grad]
-    matrices = [p for p in learned if p.ndim > 1]
-    biases = [p for p in learned if p.ndim <= 1]
     groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": biases, "weight_decay": 0.0},
+        {"params": [p for p in learned if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in learned if p.ndim <= 1], "weight_decay": 0.0},
     ]
     # Fused: otherwise an update makes temporary tensors of the size of all parameters.
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `train` may be told; a new setting is a new field here, and nothing else."""
+"""The settings of `train`; a new setting is a new field here, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ from vllm_redrafter.heads.target_layers import AUTO, LAYERS_HELP, parsed_layers
 from vllm_redrafter.utils.settings import check, require, setting
 
 HeadName = Literal["recurrent", "gated", "medusa"]
-"""Of `heads/registry.py`, as a test holds."""
-LossKind = Literal["kl", "ce", "mix"]
+"""The names in `heads/registry.py`."""
 Precision = Literal["no", "bf16"]
 TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
-Initialisation = Literal["lm_head", "random"]
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How to train; the order of the fields is that of `train --help`.
-
-    Raises:
-        ConfigError: a value is out of range; the message names it.
-    """
+    """How to train; the order of the fields is that of `train --help`."""
 
     epochs: int = setting(1, "Read the data this many times.", at_least=1)
     max_steps: int | None = setting(
@@ -46,13 +40,12 @@ class TrainingConfig:
         "Number of tokens that the drafter learns to draft ahead. Serve it with this beam length.",
         at_least=1,
     )
-    loss: LossKind = setting(
-        "mix",
-        "What the drafter learns: kl, the target's full distribution; ce, the tokens of the text "
-        "alone; mix, both (docs/training.md has the formulas).",
-    )
     kl_weight: float = setting(
-        0.5, "With --loss mix: the share of kl. The rest is ce.", at_least=0, at_most=1
+        0.5,
+        "Share of the target's full distribution in what the drafter learns; the tokens of the "
+        "text have the rest. With 0 the loss is their cross-entropy.",
+        at_least=0,
+        at_most=1,
     )
     step_decay: float = setting(
         1.0,
@@ -129,25 +122,12 @@ class TrainingConfig:
         f"one: {LAYERS_HELP}. vLLM must support EAGLE-3 for the target's class to serve it.",
         default_text=f"{AUTO}; those of --initial-drafter",
     )
-    init: Initialisation = setting(
-        "lm_head",
-        "How the head's last layer begins: lm_head copies the target's where the shapes agree; "
-        "random does not.",
-    )
 
     def __post_init__(self) -> None:
         check(self, "training:")
         parsed_layers(self.target_layers or AUTO, "training: target_layers")
-        self._require_that(
-            "block_length",
-            self.block_length >= self.unroll_steps + 2,
-            f"at least {self.unroll_steps + 2}",
-        )
-        self._require_that(
-            "batch_size",
-            self.batch_size % self.micro_batch_size == 0,
-            f"a multiple of micro_batch_size ({self.micro_batch_size})",
-        )
-
-    def _require_that(self, name: str, fits: bool, limit: str) -> None:
-        require(self, "training:", name, fits, limit)
+        shortest, size = self.unroll_steps + 2, self.micro_batch_size
+        long_enough, divides = self.block_length >= shortest, self.batch_size % size == 0
+        require(self, "training:", "block_length", long_enough, f"at least {shortest}")
+        multiple = f"a multiple of micro_batch_size ({size})"
+        require(self, "training:", "batch_size", divides, multiple)

@@ -8,10 +8,8 @@ from throughput_parts.report import Row, measurements, summarise, with_totals
 
 from redrafter_testing.benchmarks.throughput_runs import (
     PARTS,
-    UNDRAFTED,
     measured,
     run,
-    several_rows,
 )
 
 
@@ -25,12 +23,6 @@ def test_outputs_are_compared_with_the_same_repeats_plain_decoding() -> None:
     assert (greedy.identical, greedy.requests, greedy.output_tokens) == (1, 2, 4)
     assert sampled.identical is None
     assert measurements(Method("plain", "", None), 0, plain, plain)[0].identical is None
-
-
-def test_tokens_per_step_leaves_out_the_prompts_step() -> None:
-    # Two requests of 41 tokens each, in 1 + 10 steps each.
-    assert measured(output_tokens=82, request_steps=22).tokens_per_step == 4
-    assert measured(output_tokens=2, request_steps=2).tokens_per_step is None
 
 
 def test_shares_are_of_the_wall_time_and_verify_is_without_attention() -> None:
@@ -52,29 +44,6 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert rows[0].ratio == (1, 1, 1)
     assert rows[1].ratio == pytest.approx((2, 2 / 3, 2))
     assert rows[1].tokens_per_second == pytest.approx((100 / 1.5, 100 / 1.5, 200))
-
-
-def test_budgets_are_those_of_the_steps_that_drafted() -> None:
-    assert measured("adaptive", "4x5:12", parts=PARTS | UNDRAFTED).nodes == 4.5
-    assert measured("adaptive", "4x5:12", parts=PARTS | UNDRAFTED).undrafted == 0.2
-    assert measured("ReDrafter", "2x4:6").undrafted is None
-    never = {"steps": 0, "verifications": 0, "undrafted_steps": 50}
-    assert measured("adaptive", "4x5:12", parts=PARTS | never).nodes is None
-    assert measured("adaptive", "4x5:12", parts=PARTS | never).undrafted == 1
-    assert (measured().nodes, measured().undrafted) == (None, None)
-
-
-def test_rows_are_ordered_for_reading() -> None:
-    rows = several_rows()
-    assert [(r.temperature, r.concurrency, r.method, r.shape) for r in rows[:5]] == [
-        (0, 1, "plain", ""),
-        (0, 1, "ngram", "5"),
-        (0, 1, "ReDrafter", "2x4:6"),
-        (0, 1, "ReDrafter", "1x3:3"),
-        (0, 1, "adaptive", "4x5:12"),
-    ]
-    assert (rows[5].concurrency, rows[5].method) == (8, "plain")
-    assert len(rows) == 20
 
 
 PLAIN = Method("plain", "", None)
@@ -102,23 +71,6 @@ def rows() -> list[Row]:
     )
 
 
-def test_a_total_is_the_sum_of_all_tasks_of_a_level_and_temperature() -> None:
-    _, fast = plain_and_fast()
-    many = run(7.0, [[1]], concurrency=4, task="code")
-    *same, total = with_totals([*fast, many])
-
-    assert same == [*fast, many], "a single task is its own total"
-    code, chat = fast
-    assert total == Run(
-        concurrency=2,
-        temperature=0.0,
-        generation=Generation(code.generation.outputs + chat.generation.outputs, 2.5, 15, 31),
-        spec_decode={"drafts": 6},
-        parts={name: 2 * value for name, value in PARTS.items()},
-        task=None,
-    )
-
-
 def test_figures_in_total_are_those_of_the_sums() -> None:
     """60 tokens in 6 seconds, and in 2.5: not the mean of × 4 and × 1.33."""
     code, chat, plain, total = (rows()[i] for i in (1, 3, 4, 5))
@@ -131,11 +83,3 @@ def test_figures_in_total_are_those_of_the_sums() -> None:
     assert code.tokens_per_step == pytest.approx(39 / 13)
     assert chat.tokens_per_step == pytest.approx(18 / 15)
     assert total.tokens_per_step == pytest.approx(57 / 28)
-
-
-def test_outputs_are_compared_with_plain_decodings_of_the_same_task() -> None:
-    compared = {(row.task, row.method): (row.identical, row.requests) for row in rows()}
-    assert compared["code", "ReDrafter"] == (1, 1)
-    assert compared["chat", "ReDrafter"] == (1, 2)
-    assert compared[None, "ReDrafter"] == (2, 3)
-    assert compared[None, "plain"] == (None, 3)

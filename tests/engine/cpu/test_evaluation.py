@@ -19,7 +19,8 @@ from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import Row
 from vllm_redrafter.evaluation.evaluate import CONTEXT_MATCHES, EvaluationJob, evaluate
-from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.plan import TrainingJob
+from vllm_redrafter.training.run import train
 from vllm_redrafter.training.training_config import TrainingConfig
 
 pytestmark = pytest.mark.engine

@@ -5,9 +5,7 @@ What it answers depends on the request and nothing else. FLAW is something that 
 one that drafts, which is the one with a speculative config:
 
 - `--other-answers`: one token of each long answer is another;
-- `--keeps-blocks`: blocks of the KV cache stay in use;
-- `--grows`: memory grows by 64 MiB;
-- `--refuses`: half of the requests, after the first, are answered by HTTP 500.
+- `--keeps-blocks`: blocks of the KV cache stay in use.
 """
 
 import argparse
@@ -29,7 +27,6 @@ class FakeServer:
     def __init__(self, flaw: str | None) -> None:
         self.flaw = flaw
         self.asked = 0
-        self.memory: list[bytes] = []
 
     def tokens(self, body: dict[str, Any], index: int) -> list[int]:
         asked = (body["prompt"], body.get("seed"), body.get("structured_outputs"), index)
@@ -42,10 +39,6 @@ class FakeServer:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked += 1
-        if self.flaw == "--refuses" and self.asked > WARM_UP and self.asked % 2:
-            return web.json_response({"error": "no"}, status=500)
-        if self.flaw == "--grows" and self.asked == WARM_UP + 10:
-            self.memory.append(os.urandom(1 << 20) * 64)
         answers = [self.tokens(body, index) for index in range(body.get("n", 1))]
         if not body["stream"]:
             await asyncio.sleep(SECONDS_OF_A_STEP * len(answers[0]))
@@ -85,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--speculative-config")
-    for flaw in ("--other-answers", "--keeps-blocks", "--grows", "--refuses"):
+    for flaw in ("--other-answers", "--keeps-blocks"):
         parser.add_argument(flaw, dest="flaw", action="store_const", const=flaw)
     args, _ = parser.parse_known_args()
     fake = FakeServer(args.flaw if args.speculative_config else None)

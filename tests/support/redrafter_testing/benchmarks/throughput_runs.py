@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of an engine, its runs and their measurements, made up: for tests of throughput.py."""
+"""Runs of an engine and their measurements, made up: for tests of throughput.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from throughput_parts.engine import Generation, Job, Run
-from throughput_parts.report import Measurement, Row, summarise
+from throughput_parts.engine import Generation, Run
+from throughput_parts.report import Measurement
 
 PARTS = {
     "steps": 40,
@@ -19,14 +18,6 @@ PARTS = {
     "accept": 0.05,
     "compact": 0.01,
 }
-UNDRAFTED = {"undrafted_steps": 10}
-"""What the engine counts besides, where it chooses the budget itself."""
-
-
-def fake_job(folder: Path, **behaviour: str) -> Job:
-    """For the engine of fake_engine.py, whose docstring says what it can be told."""
-    engine = {"speculative_config": None, "folder": str(folder), **behaviour}
-    return Job(engine, 0, [[1]], None, 8, False, False, [None])
 
 
 def run(seconds: float, outputs: list[list[int]], **changes: Any) -> Run:
@@ -51,21 +42,3 @@ def measured(method: str = "plain", shape: str = "", **changes: Any) -> Measurem
         "parts": None if method in ("plain", "ngram") else PARTS,
     }
     return Measurement(method, shape, **{**values, **changes})
-
-
-def several_rows() -> list[Row]:
-    made = []
-    for temperature in (0.0, 0.7):
-        for level in (1, 8):
-            at = {"temperature": temperature, "concurrency": level}
-            made += [
-                measured(**at),
-                measured("ngram", "5", seconds=0.8, **at),
-                measured("ReDrafter", "2x4:6", seconds=0.5, identical=1, **at),
-                measured("ReDrafter", "1x3:3", seconds=0.4, **at),
-                measured("ReDrafter", "1x3:3", repeat=1, seconds=0.6, **at),
-                measured("adaptive", "4x5:12", seconds=0.5, parts=PARTS | UNDRAFTED, **at),
-                measured("adaptive", "4x5:12", repeat=1, seconds=0.5, **at),
-                measured(repeat=1, **at),
-            ]
-    return summarise(made)

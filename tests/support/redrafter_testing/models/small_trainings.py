@@ -15,7 +15,8 @@ from rich.console import Console
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.plan import TrainingJob
+from vllm_redrafter.training.run import train
 from vllm_redrafter.training.training_config import TrainingConfig
 
 VOCAB_SIZE = 64
