@@ -21,14 +21,7 @@ from shared_parts.gpu import Gpu
 
 @dataclass(frozen=True)
 class Timed:
-    """What was timed.
-
-    Attributes:
-        launch: what it is called.
-        case: its sizes.
-        floor_bytes: that have to move.
-        microseconds: the median.
-    """
+    """What was timed."""
 
     launch: str
     case: str
@@ -45,13 +38,7 @@ def run(
     options: argparse.Namespace,
     measured: Callable[[Gpu, argparse.Namespace], Iterable[Timed]],
 ) -> None:
-    """Time what `measured` makes, print it, and write it after each; ends without a GPU.
-
-    Args:
-        command: that refuses.
-        options: with `repeats` and `output`; `measured` gets them.
-        measured: times one launch after the other.
-    """
+    """Time what `measured` makes, print it, and write it after each; ends without a GPU."""
     if not torch.cuda.is_available():
         command.error("torch finds no GPU, and nothing is timed without one")
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
@@ -69,12 +56,7 @@ def run(
 
 
 def table(found: Iterable[Timed], copy: float) -> Table:
-    """The figures, for a person.
-
-    Args:
-        found: what was timed.
-        copy: GB/s of a copy, bytes read and written; what nearly only reads may exceed it.
-    """
+    """The figures, for a person."""
     made = Table("launch", "case", title=f"A copy on the device: {copy:.0f} GB/s")
     for column in ("µs", "floor, µs", "GB/s", "of a copy's"):
         made.add_column(column, justify="right")

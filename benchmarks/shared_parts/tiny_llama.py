@@ -9,12 +9,7 @@ HIDDEN = 64
 
 
 def tiny_llama(vocabulary: int, spread: float) -> Any:
-    """A Llama of two layers; token 0 begins and token 1 ends a text.
-
-    Args:
-        vocabulary: how many tokens.
-        spread: the standard deviation of its weights.
-    """
+    """A Llama of two layers; token 0 begins and token 1 ends a text."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -17,14 +17,7 @@ SECONDS_FOR_AN_ANSWER = 120.0
 
 @dataclass
 class Choice:
-    """One answer of a request (n = 2 has two).
-
-    Attributes:
-        tokens: their ids.
-        text: what they say.
-        log_probs: of the tokens, where they were asked for.
-        finish: why it ended.
-    """
+    """One answer of a request (n = 2 has two)."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -65,13 +58,7 @@ class Outcome:
 
 
 class Client:
-    """Sends completions to one server.
-
-    Args:
-        session: of aiohttp.
-        address: of the server.
-        model: the name under which it serves.
-    """
+    """Sends completions to one server."""
 
     def __init__(self, session: aiohttp.ClientSession, address: str, model: str) -> None:
         self._session = session

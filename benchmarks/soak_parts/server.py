@@ -35,13 +35,7 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """Starts when it is made, and has to be closed.
-
-    Args:
-        arguments: vLLM's, but for host and port.
-        log: takes what it prints.
-        environment: all of its variables.
-    """
+    """Starts when it is made, and has to be closed."""
 
     def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         with socket.socket() as free:

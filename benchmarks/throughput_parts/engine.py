@@ -29,13 +29,7 @@ COUNTERS = {
 
 @dataclass(frozen=True)
 class Case:
-    """What one measurement is of.
-
-    Attributes:
-        concurrency: requests in flight.
-        temperature: of all requests.
-        task: whose prompts are answered; None where prompts have none.
-    """
+    """What one measurement is of."""
 
     concurrency: int
     temperature: float

@@ -36,12 +36,7 @@ def environment(is_cpu: bool) -> dict[str, str]:
 
 
 class EngineProcess(ProcessGroup):
-    """An engine that starts in a process group of its own, and measures there.
-
-    Args:
-        job: what to start, and to measure.
-        variables: set in its environment, on top of the surroundings.
-    """
+    """An engine that starts in a process group of its own, and measures there."""
 
     def __init__(self, job: Job, variables: dict[str, str]) -> None:
         self._config = job.engine["speculative_config"]
@@ -68,11 +63,7 @@ class EngineProcess(ProcessGroup):
         self._wait_for(self._results.exists)
 
     def measure(self, case: Case) -> Run:
-        """Return what it measured; it must have started, and not be paused.
-
-        Raises:
-            EngineError: it has failed, now or before; see `wait_until_started`.
-        """
+        """Return what it measured; it must have started, and not be paused."""
         self.tell(json.dumps(asdict(case)))
         return Run.from_json(self._wait_for(self._next_result))
 

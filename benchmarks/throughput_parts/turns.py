@@ -21,13 +21,7 @@ HEAD_START = 15.0
 
 @dataclass(frozen=True)
 class Entry:
-    """A method's part in the comparison.
-
-    Attributes:
-        method: how it decodes.
-        cases: what it is measured at.
-        job: what its engine is started with.
-    """
+    """A method's part in the comparison."""
 
     method: Method
     cases: list[Case]
@@ -45,18 +39,7 @@ def side_by_side(
     repeats: int,
     at_once: bool = False,
 ) -> Iterator[dict[str, list[Run]]]:
-    """By label, each entry's runs in one repeat after the other; engines live at the same time.
-
-    Args:
-        entries: what is measured.
-        variables: environment variables of the engines.
-        update: of the progress bar.
-        repeats: how often.
-        at_once: see `start_all`.
-
-    Raises:
-        EngineError: one failed.
-    """
+    """By label, each entry's runs in one repeat after the other; engines live at the same time."""
     with ExitStack() as stack:
         engines = start_all(entries, variables, stack, update, at_once)
         for repeat in range(repeats):
@@ -132,11 +115,7 @@ def in_turns(
     update: Callable[..., None],
     repeat: int,
 ) -> dict[str, list[Run]]:
-    """One repeat on paused engines: of each case, all methods' measurements in a row.
-
-    Raises:
-        EngineError: one failed.
-    """
+    """One repeat on paused engines: of each case, all methods' measurements in a row."""
     runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
     cases = dict.fromkeys(case for entry in entries for case in entry.cases)
     for number, case in enumerate(cases):
