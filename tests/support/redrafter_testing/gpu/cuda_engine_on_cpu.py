@@ -9,11 +9,7 @@ WORKER = "redrafter_testing.gpu.interpreted_worker.InterpretedWorker"
 
 
 def use(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """vLLM calls it in each process that has support/interpreted on its path: see entry_points.txt.
-
-    Args:
-        put: stands in for `setattr`, where it is to be undone.
-    """
+    """Each process with support/interpreted on its path calls it; `put` may undo what it sets."""
     from vllm_redrafter import plugin
     from vllm_redrafter.engine import selection
     from vllm_redrafter.utils import names

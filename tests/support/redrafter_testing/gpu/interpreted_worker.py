@@ -19,7 +19,8 @@ from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
 
-torch.cuda.Event = HostEvent
+cuda: Any = torch.cuda
+cuda.Event = HostEvent
 torch_drafting.use()
 
 

@@ -70,7 +70,8 @@ def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
             computed[key] = computation_type(self, a, a_is_scalar, b, *rest)
         return computed[key]
 
-    check_operands, checked = TritonSemantic.binary_op_type_checking_impl, {}
+    check_operands = TritonSemantic.binary_op_type_checking_impl
+    checked: dict[Any, Any] = {}
 
     def operands(self: Any, lhs: Any, rhs: Any, *rest: bool, **flags: bool) -> tuple[Any, Any]:
         """Tensors that need no conversion, as they are; numbers as the tensors they were before."""

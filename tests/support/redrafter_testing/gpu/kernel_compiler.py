@@ -37,13 +37,7 @@ FEW_FMA = 64
 @dataclass(frozen=True)
 class Architecture:
     """Limits of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per
-    Compute Capability").
-
-    Attributes:
-        capability: 90 for sm_90.
-        block_shared: bytes of shared memory that one thread block may have.
-        shared: bytes of shared memory of a multiprocessor.
-        warps, blocks: the most that a multiprocessor holds at a time.
+    Compute Capability"): bytes of shared memory of a thread block and in all, warps and blocks.
     """
 
     capability: int
@@ -72,18 +66,13 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel.
+    """One compiled kernel: registers per thread, stack bytes per thread (what was spilled), shared
+    bytes and warps per thread block, and how many blocks a multiprocessor holds (0: none fits).
 
     Attributes:
-        name: of the Triton function.
-        registers: per thread.
-        stack: bytes per thread in local memory: registers that were spilled.
-        shared: bytes per thread block.
-        warps: per thread block.
-        blocks: thread blocks that a multiprocessor holds at a time; 0: it cannot be launched.
         instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
         copy_bytes: of the widest asynchronous copy from memory; 0: there is none.
-        ahead: groups of copies that are for later steps of the main loop when one computes.
+        ahead: groups of copies for later steps of the main loop when one computes.
         barriers: places where all threads of a block wait for each other.
     """
 
@@ -119,23 +108,14 @@ class _Driver:
 
 
 def compile_launches(architecture: Architecture, launch: Callable[[], Any]) -> list[Kernel]:
-    """The kernels that `launch` would start on such a GPU, in order; nothing runs.
-
-    `launch` takes CPU tensors, whose contents do not matter.
-    """
+    """The kernels that `launch` would start on such a GPU, given CPU tensors; nothing runs."""
     compiled = _compiled(GPUTarget("cuda", architecture.capability, 32), launch)
     return [_read(architecture, name, kernel) for name, kernel in compiled]
 
 
 @dataclass(frozen=True)
 class AmdKernel:
-    """One kernel compiled for a GPU of AMD's.
-
-    Attributes:
-        name: of the Triton function.
-        spilled: vector registers that do not fit.
-        shared: bytes per thread block.
-    """
+    """One kernel compiled for AMD: vector registers that spill, shared bytes per thread block."""
 
     name: str
     spilled: int

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,13 +54,7 @@ DRAFT_KERNELS = 6
 
 @dataclass(frozen=True)
 class Attention:
-    """One launch of tree attention.
-
-    Attributes:
-        nodes: K + 1.
-        parts: into how many the keys are split; from 2 on, the results are merged.
-        window, cap, sinks, lse: which variants are on.
-    """
+    """One launch of tree attention, of K + 1 `nodes` and keys in `parts`, with its variants."""
 
     head_dim: int = 128
     dtype: str = "bf16"
@@ -105,9 +100,9 @@ def integers(*shape: int) -> Tensor:
 def step_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     """The kernels around attention, by name."""
     for most in (8, 32, 64, 127):
-        yield f"K {most}", lambda slots=most + 1: step(slots)
+        yield f"K {most}", partial(step, most + 1)
     for width, length in ((4, 5), (8, 5), (32, 8), (64, 32)):
-        yield f"beams {width}x{length}", lambda w=width, n=length: build(w, n)
+        yield f"beams {width}x{length}", partial(build, width, length)
 
 
 def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -254,7 +249,9 @@ def step(slots: int, requests: int = 2) -> None:
         integers(requests),
     )
     caches = [torch.zeros(8, 8, 16, 256, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
-    compact_kv(CacheTable.of(caches), path, num_sampled, row_start, torch.zeros(rows, dtype=int))
+    compact_kv(
+        CacheTable.of(caches), path, num_sampled, row_start, torch.zeros(rows, dtype=torch.int64)
+    )
 
 
 def build(width: int, length: int, requests: int = 2) -> None:

@@ -99,10 +99,9 @@ ORIGINALS = {name: getattr(torch.Tensor, name) for name in HOST_METHODS}
 
 
 def watch(worker: Any) -> None:
-    """In a worker's process: our parts of the step are watched from here on.
+    """In a worker's process: watch our parts of the step from here on.
 
-    Triton's interpreter stands for the device and reads the tensors that a kernel is given: what
-    it does is let through.
+    The interpreter, which stands for the device, reads the tensors of a kernel unwatched.
     """
     from triton.runtime.interpreter import GridExecutor
 

@@ -15,10 +15,6 @@ def use() -> None:
     kernel = cpu_moe.CPUUnquantizedExperts.apply
 
     def apply(experts: Any, **inputs: Any) -> None:
-        """Leave out what other ranks' experts add, as vLLM adds up the ranks' outputs.
-
-        The kernel takes the experts of the whole model for the rank's: it reads beyond its weights.
-        """
         expert_map: Tensor | None = inputs["expert_map"]
         if expert_map is not None:
             chosen: Tensor = inputs["topk_ids"]

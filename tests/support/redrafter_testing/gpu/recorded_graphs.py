@@ -36,6 +36,8 @@ EMPTY = ("aten.empty", "aten.new_empty")
 
 CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 48, 72, 120]
 
+cuda: Any = torch.cuda
+
 for_good = ExitStack()
 
 replayed: Counter[str] = Counter()
@@ -213,8 +215,8 @@ def graphs_recorded() -> Iterator[None]:
     before = {name: getattr(torch.cuda, name) for name in names}
     launch = GridExecutor.__call__
     try:
-        torch.cuda.CUDAGraph, torch.cuda.graph = RecordedGraph, record
-        torch.cuda.graph_pool_handle = lambda: (0, 0)
+        cuda.CUDAGraph, cuda.graph = RecordedGraph, record
+        cuda.graph_pool_handle = lambda: (0, 0)
         GridExecutor.__call__ = as_one_node(launch)
         yield
     finally:
@@ -231,9 +233,8 @@ split: Counter[int] = Counter()
 
 
 def use_as_a_gpu_with_long_contexts() -> None:
-    """`use`, FlashAttention for prompts, and keys split in steps of up to three requests.
-
-    In all steps they would take minutes: merging is a program per row and query head.
+    """`use`, FlashAttention for prompts, and keys split in steps of up to three requests: in all
+    steps merging, a program per row and query head, would take minutes.
     """
     from vllm.v1.attention.backends import flash_attn
 
@@ -262,13 +263,8 @@ def how_keys_were_split(worker: Any) -> dict[int, int]:
 
 
 def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
-    """Engines started in this process start as on a GPU: profile, warm kernels up, capture graphs.
-
-    Args:
-        sizes: of the graphs, in rows; those above `max_num_batched_tokens` are left out.
-
-    Asynchronous scheduling is on, too. Pieces are vLLM's breakable graphs, which need no compiler
-    (VLLM_USE_BREAKABLE_CUDAGRAPH=1).
+    """Engines started in this process start as on a GPU: profile, warm kernels up, capture graphs
+    of `sizes` rows, schedule asynchronously. Pieces are vLLM's breakable graphs.
     """
     for_good.enter_context(graphs_recorded())
     from vllm.compilation import breakable_cudagraph
@@ -337,7 +333,7 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
         finally:
             RecordedGraph.drafting = False
 
-    TreeSpeculator.capture = capture
+    setattr(TreeSpeculator, "capture", capture)  # noqa: B010
 
 
 @contextmanager
@@ -386,12 +382,9 @@ def captured(worker: Any) -> dict[str, int]:
 
 @torch.inference_mode()
 def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
-    """A draft for one request as a GPU runs it, beside one that torch searches.
-
-    Returns:
-        (what a graph of it launches: kernels of ours, and operations of torch, but for those that
-        make one hidden state of several; whether it reads the embedding's table itself; whether a
-        replay drafts the same tree and tokens).
+    """A draft for one request as a GPU runs it, beside one that torch searches: (launches in its
+    graph, but for those that fuse hidden states; whether it reads the embedding's table itself;
+    whether a replay drafts the same).
     """
     from redrafter_testing.gpu import torch_drafting
 
@@ -422,14 +415,14 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         torch_drafting.use_kernels()
         speculator.searches = speculator.new_searches(runner.model)
         reads_table = speculator.searches[longest].table is not None
-        with torch.cuda.graph(graph):
+        with cuda.graph(graph):
             speculator.draft(1, longest)
         speculator.trees.tokens[entry] = -77
         graph.replay()
         same = all(map(torch.equal, drafted(), expected))
         # Which a GPU has in fewer launches than are recorded here: a norm is one.
         fusing = RecordedGraph()
-        with torch.cuda.graph(fusing):
+        with cuda.graph(fusing):
             speculator.drafter.fused(speculator.hidden[:1])
         launches = graph.num_nodes - fusing.num_nodes
         return launches, reads_table, same

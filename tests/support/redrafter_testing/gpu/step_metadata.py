@@ -22,12 +22,8 @@ OF_DECODING = (
 def step_metadata(
     rows: Sequence[int], lengths: Sequence[int], block_table: Tensor
 ) -> TreeAttentionMetadata:
-    """As vLLM builds it, before it is split into trees and the rest.
-
-    Args:
-        rows: of each request in the step.
-        lengths: the same, with the context before them.
-        block_table: [requests, blocks] int32, on the device of the step.
+    """As vLLM builds it, before it is split: `rows` of each request, `lengths` with the context,
+    block_table [requests, blocks] int32 on the device.
     """
 
     def integers(values: Sequence[int]) -> Tensor:

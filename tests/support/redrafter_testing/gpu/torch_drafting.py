@@ -63,7 +63,8 @@ class TorchSearch:
 def find_matches(
     text: Tensor, num_tokens: Tensor, entries: Tensor, vocab_size: int, out: Any
 ) -> None:
-    requests, num_paths, path_length = len(entries), *out.tokens.shape[1:]
+    requests = len(entries)
+    _, num_paths, path_length = out.tokens.shape
     is_text, rows = entries < len(text), entries.clamp(max=len(text) - 1)
     own, lengths = text.index_select(0, rows), num_tokens.index_select(0, rows).clamp(min=1)
     found = reference.find_matches(own, lengths, num_paths, path_length, vocab_size)
@@ -141,7 +142,7 @@ def judged_and_accepted(trees: Any, requests: int) -> tuple[Tensor, Tensor]:
     return verified & accepted.gather(1, parents.long()), accepted
 
 
-STAND_INS = {
+STAND_INS: dict[str, dict[str, Any]] = {
     "speculator": {"DraftSearch": TorchSearch},
     "node_confidence": {"observe_nodes": observe_nodes},
     "context_matching": {

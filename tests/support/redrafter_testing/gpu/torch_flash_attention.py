@@ -29,10 +29,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None,
     **others: Any,
 ) -> None:
-    """vLLM's `flash_attn_varlen_func` on a paged cache, [blocks, block size, KV heads, head size].
-
-    Its C++ code checks shapes as strictly.
-    """
+    """On a paged cache [blocks, block size, KV heads, head size]; as strict about shapes as C++."""
     requests = cu_seqlens_q.shape[0] - 1
     assert seqused_k.shape == (requests,) and block_table.shape[0] == requests
     assert cu_seqlens_q.dtype == seqused_k.dtype == block_table.dtype == torch.int32

@@ -14,15 +14,7 @@ def reshape_and_cache_flash(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> None:
-    """vLLM's kernels of this name, Triton's and C++'s: rows whose slot is negative are left out.
-
-    Args:
-        key, value: [rows, KV heads, head size].
-        key_cache, value_cache: [blocks, block size, KV heads, head size], written.
-        slot_mapping: [at most that many rows] int64.
-        kv_cache_dtype: vLLM's.
-        k_scale, v_scale: what an fp8 cache's numbers are multiplied with.
-    """
+    """vLLM's kernels of this name, Triton's and C++'s: rows whose slot is negative are left out."""
     slots = slot_mapping[slot_mapping >= 0]
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
     at = (slots // key_cache.shape[1], slots % key_cache.shape[1])

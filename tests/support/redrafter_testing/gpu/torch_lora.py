@@ -15,17 +15,12 @@ from redrafter_testing.gpu.recorded_graphs import as_one_node
 def lora_shrink(
     inputs: Tensor, weights: Sequence[Tensor], out: Tensor, *tables: Any, **_: Any
 ) -> None:
-    """vLLM's operation of this name: rows without an adapter become zero.
-
-    Args:
-        inputs: [rows, H].
-        weights: by part of the layer, [adapters, 1, rank, H].
-        out: [parts, rows, rank], written.
-        tables: vLLM's `LoRAKernelMeta.meta_args`, and a factor.
+    """vLLM's operation of this name, from inputs [rows, H] to out [parts, rows, rank]: rows without
+    an adapter become zero. `tables` are vLLM's `LoRAKernelMeta.meta_args`, and a factor.
     """
-    *tables, none, most, scale = tables
+    *rows, none, most, scale = tables
     if not on_host(none):
-        _shrink(inputs, weights, out, tables, on_host(most), scale)
+        _shrink(inputs, weights, out, rows, on_host(most), scale)
 
 
 def lora_expand(
@@ -36,20 +31,11 @@ def lora_expand(
     offset_start: int = 0,
     add_inputs: bool = False,
 ) -> None:
-    """Likewise: adds to each row what its adapter gives.
-
-    Args:
-        inputs: [parts, rows, rank].
-        weights: by part of the layer, [adapters, 1, columns, rank].
-        out: [rows, columns of all parts], written.
-        tables: vLLM's `LoRAKernelMeta.meta_args`.
-        offset_start: the first column.
-        add_inputs: True, else vLLM has two streams.
-    """
+    """Likewise: adds to out [rows, columns of all parts] what each row's adapter gives."""
     assert add_inputs
-    *tables, none, most = tables
+    *rows, none, most = tables
     if not on_host(none):
-        _expand(inputs, weights, out, tables, on_host(most), offset_start)
+        _expand(inputs, weights, out, rows, on_host(most), offset_start)
 
 
 def on_host(number: Tensor) -> int:

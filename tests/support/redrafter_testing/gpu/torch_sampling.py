@@ -29,13 +29,7 @@ def gumbel_sample(
 ) -> Tensor:
     """[rows] int64, tokens that depend on the logits, the requests' seeds and the positions alone.
 
-    Args:
-        logits: [rows, vocabulary] fp32, divided by the temperature already.
-        expanded_idx_mapping: [rows], each row's request.
-        temperature: [requests]; 0 for the most probable token.
-        seed: [requests] int64.
-        pos: [rows].
-        flags: none is set.
+    Logits [rows, vocabulary] are divided by the temperature already; no flag is set.
     """
     assert not any(flags.values()), flags
     tokens = torch.arange(logits.shape[1])

@@ -161,7 +161,9 @@ class Launch:
         options = self.arguments() | options
         for name in ("max_nodes", "max_context_len", "num_parts", "min_requests"):
             options.pop(name, None)
-        on_cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()}
+        on_cpu: dict[str, Any] = {
+            k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()
+        }
         out, lse = naive_tree_attention(**on_cpu)
         return out[self.rows], lse[self.rows]
 
@@ -190,9 +192,7 @@ def naive_tree_attention(
 ) -> tuple[Tensor, Tensor]:
     """`tree_attention` by loops, in float64; depths are counted from the bit sets.
 
-    Returns:
-        (out [rows, query heads, head_dim], lse [rows, query heads]), float64; rows of no request
-        are NaN.
+    Returns out [rows, query heads, head_dim], lse [rows, query heads]; NaN in rows of no request.
     """
     heads, head_dim = query.shape[1], query.shape[2]
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]

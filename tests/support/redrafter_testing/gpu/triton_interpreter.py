@@ -32,11 +32,7 @@ def import_interpreted(*modules: str) -> None:
 
 
 class Memory:
-    """Which memory the kernels touch: an access outside the launch's tensors is an error.
-
-    Attributes:
-        stored: how many elements were stored so far.
-    """
+    """Which memory kernels touch, and how many elements they `stored`; elsewhere is an error."""
 
     def __init__(self) -> None:
         self.stored = 0

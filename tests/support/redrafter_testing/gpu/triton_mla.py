@@ -52,14 +52,7 @@ def concat_and_cache_mla(
     kv_cache_dtype: str,
     scale: Tensor,
 ) -> None:
-    """Write a step's rows into the cache; those whose slot is negative are left out.
-
-    Args:
-        kv_c, k_pe: [rows, latent size], [rows, rotated size].
-        kv_cache: [blocks, block size, both sizes], written.
-        slot_mapping: [at most that many rows] int64.
-        kv_cache_dtype, scale: of an fp8 cache, which is not tested here.
-    """
+    """Write a step's rows into the cache, but for negative slots. No fp8 cache is tested here."""
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
     new = torch.cat([kv_c[rows], k_pe[rows]], dim=1)
     kv_cache.view(-1, kv_cache.shape[2])[slot_mapping[rows]] = new.to(kv_cache.dtype)
@@ -76,18 +69,7 @@ def gather_cache(
     scale: Tensor,
     starts: Tensor | None = None,
 ) -> None:
-    """Read a part of each request's cached rows.
-
-    Args:
-        cache: [blocks, block size, row size].
-        rows: [at least num_rows, row size], written.
-        block_table: [requests, blocks].
-        first_rows: [requests + 1], of each request in `rows`.
-        request_of_row: [num_rows].
-        num_rows: how many.
-        kv_cache_dtype, scale: of an fp8 cache, which is not tested here.
-        starts: [requests], of each request's part; None for its first row.
-    """
+    """Read a part of each request's cached rows, from row `starts` on or the first."""
     request = request_of_row[:num_rows].long()
     at = torch.arange(num_rows) - first_rows[request]
     if starts is not None:
