@@ -2,7 +2,6 @@
 """Whether a batch drafts, and what the host knows when it decides; vLLM's manager on a CPU."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,14 +90,26 @@ def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
     return made
 
 
-def step(budget: TreeBudget, confidences: list[float], requests: int = 2) -> tuple[int, bool]:
-    """One step: how many draft tokens it verifies, and whether it drafts; these are its drafts."""
+def step(
+    budget: TreeBudget,
+    confidences: list[float],
+    requests: int = 2,
+    of_matches: list[float] | None = None,
+) -> tuple[int, bool]:
+    """One step: how many draft tokens it verifies, and whether it drafts; these are its drafts.
+
+    Those of matches alone have confidences of their own.
+    """
     ids = [str(slot) for slot in range(requests)]
     rows = budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
     drafts = budget.drafts_now(possible=True)
     if drafts:
         levels = torch.arange(1, K + 1, dtype=torch.int32)
-        budget._depths._depths[:requests] = levels.clamp(max=budget.next_length(K))
+        if (length := budget.next_length(K)) == 0:
+            assert of_matches is not None
+            confidences, length = of_matches, K
+        is_node = torch.tensor(confidences) > 0
+        budget._depths._depths[:requests] = torch.where(is_node, levels.clamp(max=length), 0)
     batch: Any = SimpleNamespace(
         num_reqs=requests,
         idx_mapping=torch.arange(requests),
@@ -114,23 +125,18 @@ def steps(
     return [step(budget, confidences, requests) for _ in range(count)]
 
 
-def runs(drafts: list[bool]) -> list[tuple[bool, int]]:
-    """For how many steps in a row it drafts, or does not."""
-    return [(kind, len(list(group))) for kind, group in groupby(drafts)]
-
-
-def test_drafting_goes_on_while_it_pays(budget: TreeBudget) -> None:
-    assert steps(budget, 500, GOOD) == [(2 * K, True)] * 500
-
-
 def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: TreeBudget) -> None:
     taken = steps(budget, 300, BAD)
     # Of new requests nothing is known, and what is read of them is a step old.
     assert taken[:2] == [(2 * K, True)] * 2
-    found = runs([drafts for _, drafts in taken])
-    assert found[1][0] is False and found[1][1] >= FIRST_INTERVAL - BLOCK
-    first = found[0][1]
-    assert all(verified == 0 for verified, _ in taken[first + 1 : first + found[1][1]])
+    first = [drafts for _, drafts in taken].index(False)
+    rest = FIRST_INTERVAL - BLOCK
+    assert taken[first + 1 : first + rest] == [(0, False)] * (rest - 1)
+    # One that comes then is expected to be as the others.
+    budget.add_request(2)
+    usual = budget._stale_confidences[budget._stale_idx].np[2]
+    assert usual == pytest.approx(budget._usual)
+    assert usual[0] < 0.6, "vLLM would expect all of its nodes to be accepted"
 
 
 def test_an_exploration_verifies_a_node_per_request(budget: TreeBudget) -> None:
@@ -148,8 +154,11 @@ def test_an_exploration_verifies_a_node_per_request(budget: TreeBudget) -> None:
 
 
 def test_a_drafter_that_becomes_good_is_used(budget: TreeBudget) -> None:
+    assert steps(budget, 100, GOOD) == [(2 * K, True)] * 100
     steps(budget, 1000, BAD)
     assert steps(budget, 2000, GOOD)[-500:] == [(2 * K, True)] * 500
+    budget.get_num_tokens({"0": 1, "1": ROWS - 1}, {})  # there is no room for nodes
+    assert budget.drafts_now(possible=True) and not budget.drafts_now(possible=False)
 
 
 def test_a_batch_for_which_drafts_pay_drafts_at_once(budget: TreeBudget) -> None:
@@ -161,25 +170,6 @@ def test_a_batch_for_which_drafts_pay_drafts_at_once(budget: TreeBudget) -> None
     steps(budget, 12 + BLOCK, GOOD, requests=SLOTS)
     assert not step(budget, GOOD, requests=SLOTS)[1]
     assert step(budget, GOOD, requests=2)[1]
-
-
-def test_a_new_request_is_expected_to_be_as_the_others(budget: TreeBudget) -> None:
-    steps(budget, 40, BAD, requests=3)
-    budget.add_request(2)
-    usual = budget._stale_confidences[budget._stale_idx].np[2]
-    assert usual == pytest.approx(budget._usual)
-    assert usual[0] < 0.6, "vLLM would expect all of its nodes to be accepted"
-
-
-def test_a_step_without_room_for_nodes_is_planned(budget: TreeBudget) -> None:
-    budget.get_num_tokens({"0": 1, "1": ROWS - 1}, {})
-    assert budget.drafts_now(possible=True)
-
-
-def test_a_drafter_of_one_level_is_learned_of_as_well(budget: TreeBudget) -> None:
-    budget.lengths, budget._draft_costs = (1,), budget._draft_costs[:1]
-    budget._arm, budget.arms = 1, ArmChoice((1,))
-    assert not any(drafts for _, drafts in steps(budget, 150, BAD)[120:])
 
 
 PATHS = 2, 3
@@ -196,37 +186,25 @@ def matching_budget(budget: TreeBudget) -> TreeBudget:
     return budget
 
 
-def matching_steps(budget: TreeBudget, count: int, of_paths: list[float]) -> list[int | None]:
-    """Steps of two requests: the lengths of their drafts, None for none. A search finds what is
-    `BAD`, and paths have these confidences."""
-    ids, found = ["0", "1"], []
-    batch: Any = SimpleNamespace(
-        num_reqs=2, idx_mapping=torch.arange(2), idx_mapping_np=np.arange(2)
-    )
-    for _ in range(count):
-        budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
-        length = budget.next_length(K) if budget.drafts_now(possible=True) else None
-        confidences = of_paths if length == 0 else BAD
-        is_node = torch.tensor(confidences) > 0
-        levels = torch.arange(1, K + 1, dtype=torch.int32)
-        budget._depths._depths[:2] = torch.where(is_node, levels, 0)
-        budget.record_confidences(torch.tensor([confidences] * 2), batch)
-        found.append(length)
-    return found
-
-
 def test_matches_alone_are_found_to_pay_where_the_text_repeats(
     matching_budget: TreeBudget,
 ) -> None:
-    lengths = matching_steps(matching_budget, 1000, GOOD)[-300:]
-    assert lengths.count(0) > 250
+    lengths = []
+    for _ in range(1000):
+        drafts = step(matching_budget, BAD, of_matches=GOOD)[1]
+        lengths.append(matching_budget._length if drafts else None)
+    assert lengths[-300:].count(0) > 250
     assert matching_budget.match_profile.survival[:, 0] == pytest.approx(np.cumprod(GOOD), abs=0.1)
 
 
 def test_matches_alone_are_rarely_tried_where_the_text_does_not_repeat(
     matching_budget: TreeBudget,
 ) -> None:
-    lengths = matching_steps(matching_budget, 3000, [0.0] * K)[-1500:]
+    lengths = []
+    for _ in range(3000):
+        drafts = step(matching_budget, BAD, of_matches=[0.0] * K)[1]
+        lengths.append(matching_budget._length if drafts else None)
+    lengths = lengths[-1500:]
     assert 0 < lengths.count(0) < 150, "without an exploration it would stay so"
     assert lengths.count(None) > 1200
     assert matching_budget.match_profile.survival.max() < 0.1
@@ -285,24 +263,16 @@ def test_a_request_that_vllm_pads_gets_no_nodes_until_it_has_a_tree(budget: Tree
     assert admitted(budget, [0, 2, 1]) == [K, K, K]
     budget.add_request(2)  # another takes the slot
     assert admitted(budget, [2]) == [0]
-
-
-@torch.inference_mode()
-def test_an_exploration_gives_no_node_to_a_request_without_a_tree(budget: TreeBudget) -> None:
-    budget.cost_tables = np.full(SLOTS + 1, 0.2), 10.0 ** np.arange(ROWS + 1)  # no node pays
-    drafted(budget, [0, 1])
-    budget._explores = True
-    budget.add_request(2)
+    drafted(budget, [0, 1, 2], drafts=False)
+    drafted(budget, [0, 1])  # 2 waits since a step without a draft
+    assert admitted(budget, [0, 1, 2]) == [K, K, 0]
+    # An exploration where no node pays.
+    budget.cost_tables, budget._explores = (
+        (np.full(SLOTS + 1, 0.2), 10.0 ** np.arange(ROWS + 1)),
+        True,
+    )
     nodes = admitted(budget, [0, 1, 2])
     assert sum(nodes) == 2 and nodes[2] == 0
-
-
-@torch.inference_mode()
-def test_who_waited_since_a_step_without_a_draft_gets_no_nodes(budget: TreeBudget) -> None:
-    steps(budget, 4, GOOD, requests=3)
-    drafted(budget, [0, 1, 2], drafts=False)
-    drafted(budget, [0, 1])
-    assert admitted(budget, [0, 1, 2]) == [K, K, 0]
 
 
 def test_what_is_decided_is_counted(budget: TreeBudget) -> None:
@@ -311,11 +281,6 @@ def test_what_is_decided_is_counted(budget: TreeBudget) -> None:
     stats = budget.meter.read()
     survival = np.cumprod(GOOD).sum()
     assert stats.expected_tokens == pytest.approx(2 * (2 * (1 + K) + 2 * (1 + survival)))
-
-
-def test_a_step_without_room_for_drafts_makes_none(budget: TreeBudget) -> None:
-    assert not budget.drafts_now(possible=False)
-    assert budget.drafts_now(possible=True)
 
 
 def timed(budget: TreeBudget, seconds: Callable[[int], float], sizes: list[int]) -> None:
@@ -328,7 +293,7 @@ def timed(budget: TreeBudget, seconds: Callable[[int], float], sizes: list[int])
     budget.set_initial_cost_curves(samples)
 
 
-def test_drafts_of_each_length_are_timed_for_each_number_of_requests(
+def test_drafts_get_shorter_where_their_last_levels_bring_nothing(
     budget: TreeBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
@@ -339,15 +304,7 @@ def test_drafts_of_each_length_are_timed_for_each_number_of_requests(
     ]
     assert budget.cost_tables is not None
     assert budget.cost_tables[1].tolist() == [1.0] * (ROWS + 1)
-    assert budget.warm_up_length == 3
-
-
-def test_drafts_get_shorter_where_their_last_levels_bring_nothing(
-    budget: TreeBudget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
-    budget.req_states.max_num_batched_tokens = ROWS
-    timed(budget, lambda length: 0.1 * length, [1, 4, 8, ROWS])
+    assert budget.next_length(1) == 1, "no level is searched that is not verified"
 
     def lengths(confidences: list[float], count: int) -> list[int]:
         found = []
@@ -384,8 +341,3 @@ def test_all_that_trims_batches_is_compiled_at_start_up(
             rows, *_ = budget.reallocate_drafts(ids, slots)
             assert rows[-1] == requests + nodes
     assert len(compiled) == at_start
-
-
-def test_no_level_is_searched_that_is_not_verified(budget: TreeBudget) -> None:
-    assert budget.next_length(1) == 1
-    assert budget.next_length(3) == 3

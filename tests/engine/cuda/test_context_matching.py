@@ -111,20 +111,6 @@ def walk(matching: ContextMatching) -> None:
     matching.load(torch.zeros(REQUESTS), torch.tensor([2]))
 
 
-def test_probabilities_move_towards_what_is_accepted(matching: ContextMatching) -> None:
-    walk(matching)
-    before = matching.counts[..., 1] / matching.counts[..., 0]
-    for _ in range(5):
-        matching.learn(torch.tensor([2]))
-    after = matching.probabilities
-    greedy, sampled = after
-    assert greedy[4, 0] > before[0, 4, 0] and greedy[4, 1] > before[0, 4, 1]
-    assert greedy[0, 0] < before[0, 0, 0]
-    assert torch.equal(sampled, before[1])
-    changed = (after != before).sum()
-    assert changed == 3
-
-
 def test_kernels_learn_the_same_in_one_launch(matching: ContextMatching) -> None:
     walk(matching)
     matching.counts[1, 0, 0, 1] = 0.0  # never accepted, and faded away

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn, triton_attn
@@ -51,8 +50,9 @@ def in_torch_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-def batch(requests: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentionMetadata]:
-    """Tensors of a layer in bf16, and the step's metadata."""
+def batch(trees: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentionMetadata, int]:
+    """Tensors of a layer in bf16, the step's metadata, and its number of tree rows."""
+    requests = [*trees, *OTHERS]
     generator = torch.Generator().manual_seed(0)
 
     def randn(*size: int) -> torch.Tensor:
@@ -70,31 +70,21 @@ def batch(requests: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentio
     }
     table = blocks.view(len(requests), width).to(torch.int32).to(DEVICE)
     metadata = step_metadata(rows, lengths, table)
-    return layer, metadata
-
-
-def test_a_layer_that_reads_another_s_cache_has_no_k_and_v_of_its_own() -> None:
-    layer, metadata = batch([*TREES, *OTHERS])
-    rows = sum(count for _, count in TREES)
-    staged: Any = None
-    rest = metadata.query_start_loc[len(TREES) :] - rows
-    metadata.set_trees(TreeRows(staged, len(TREES), rows, 9, len(TREES), rest))
-    layer |= {"key": None, "value": None}
-    out, expected = attention(layer, metadata)
-    error = (out[rows:] - expected[rows:]).norm(dim=-1) / expected[rows:].norm(dim=-1)
-    assert error.max() < 2e-2
+    # FlashAttention counts these, and vLLM's may be longer.
+    metadata.seq_lens = torch.nn.functional.pad(metadata.seq_lens, (0, 2 if trees else 0))
+    tree_rows = sum(count for _, count in trees)
+    if trees:
+        staged: Any = None
+        rest = metadata.query_start_loc[len(trees) :] - tree_rows
+        metadata.set_trees(TreeRows(staged, len(trees), tree_rows, 9, len(trees), rest))
+    return layer, metadata, tree_rows
 
 
 @pytest.mark.parametrize("trees", [[], TREES], ids=["no trees", "beside trees"])
 def test_rows_of_an_image_go_through_triton(
     trees: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, metadata = batch([*trees, *OTHERS])
-    rows = sum(count for _, count in trees)
-    if trees:
-        staged: Any = None
-        rest = metadata.query_start_loc[len(trees) :] - rows
-        metadata.set_trees(TreeRows(staged, len(trees), rows, 9, len(trees), rest))
+    layer, metadata, rows = batch(trees)
     spans = torch.zeros(len(trees) + len(OTHERS), 1, 2, dtype=torch.int32)
     spans[len(trees)] = torch.tensor([2, 9])
     metadata.mm_prefix_range_tensor = spans
@@ -159,19 +149,15 @@ def attention(
 
 @pytest.mark.parametrize("trees", [[], TREES], ids=["no trees", "beside trees"])
 @pytest.mark.parametrize(
-    "variant", [{}, {"sliding_window": 12}, {"soft_cap": 3.0}], ids=["plain", "window", "cap"]
+    "variant", [{}, {"sliding_window": 12}, {"soft_cap": 3.0}, {"shared": True}], ids=str
 )
 def test_prompts_and_plain_decodes_are_attention(
     trees: list[tuple[int, int]], variant: dict[str, Any]
 ) -> None:
-    layer, metadata = batch([*trees, *OTHERS])
-    # FlashAttention counts these, and vLLM's may be longer.
-    metadata.seq_lens = torch.nn.functional.pad(metadata.seq_lens, (0, 2 if trees else 0))
-    rows = sum(count for _, count in trees)
-    if trees:
-        rest = metadata.query_start_loc[len(trees) :] - rows
-        staged: Any = None
-        metadata.set_trees(TreeRows(staged, len(trees), rows, 9, len(trees), rest))
+    variant = dict(variant)
+    layer, metadata, rows = batch(trees)
+    if variant.pop("shared", False):  # it reads another's cache, and has no K and V of its own
+        layer |= {"key": None, "value": None}
     out, expected = attention(layer, metadata, **variant)
     assert (out[:rows] == 7).all(), "the trees' rows"
     error = (out[rows:] - expected[rows:]).norm(dim=-1) / expected[rows:].norm(dim=-1)
@@ -179,7 +165,7 @@ def test_prompts_and_plain_decodes_are_attention(
 
 
 def test_it_writes_the_cache_that_trees_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, _ = batch([*TREES, *OTHERS])
+    layer, *_ = batch(TREES)
     key, value, cache = layer["key"], layer["value"], layer["kv_cache"]
     monkeypatch.setattr(triton_attn, "triton_reshape_and_cache_flash", None)  # not asked
     slots = torch.randperm(len(cache) * BLOCK_SIZE)[: len(key)]
@@ -191,21 +177,6 @@ def test_it_writes_the_cache_that_trees_read(monkeypatch: pytest.MonkeyPatch) ->
     scales = SimpleNamespace(_k_scale=one, _v_scale=one)
     attention_layer().do_kv_cache_update(scales, key, value, cache, slots.to(DEVICE))
     assert cache.transpose(1, 2).flatten(0, 1).equal(expected)
-
-
-class Hopper:
-    """What FlashAttention asks of an H100."""
-
-    capability = DeviceCapability(9, 0)
-
-    def is_cuda(self) -> bool:
-        return True
-
-    def get_device_capability(self) -> DeviceCapability:
-        return self.capability
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(current_platform, name)
 
 
 LAYER: dict[str, Any] = {
@@ -238,47 +209,32 @@ def test_where_flash_attention_cannot_serve_a_layer_there_is_a_reason(
     reason: str | None,
 ) -> None:
     monkeypatch.undo()
-    hopper: Any = Hopper()
-    hopper.capability = DeviceCapability(*capability)
-    monkeypatch.setattr(flash_attention, "current_platform", hopper)
-    layer: Any = SimpleNamespace(**LAYER | changed)
-    found = list(flash_attention.obstacles(layer, dtype))
-    assert bool(found) == (reason is not None)
-    assert reason is None or re.search(reason, found[0])
-
-
-def test_without_a_gpu_vllms_triton_attention_stays_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(flash_attention, "obstacles", lambda *_: iter(["it needs a GPU"]))
-    monkeypatch.setattr(
-        flash_attention.logger, "info_once", lambda text, *args: said.append(text % args)
+    platform: Any = SimpleNamespace(
+        is_cuda=lambda: True, get_device_capability=lambda: DeviceCapability(*capability)
     )
-    layer: Any = SimpleNamespace(**LAYER)
-    assert flash_attention.flash_attention(layer) is None
-    (line,) = said
-    assert line.endswith("vLLM's Triton attention, not by FlashAttention: it needs a GPU")
+    monkeypatch.setattr(flash_attention, "current_platform", platform)
+    layer: Any = SimpleNamespace(**LAYER | changed)
+    obstacles = list(flash_attention.obstacles(layer, dtype))
+    assert bool(obstacles) == (reason is not None)
+    assert reason is None or re.search(reason, obstacles[0])
 
 
 @pytest.mark.parametrize("sees_images", [False, True])
-def test_where_images_tokens_see_one_another_the_log_says_who_reads_them(
+def test_the_log_says_which_attention_reads_prompts(
     monkeypatch: pytest.MonkeyPatch, sees_images: bool
 ) -> None:
     said: list[str] = []
-    model = SimpleNamespace(is_mm_prefix_lm=sees_images)
-    config = SimpleNamespace(model_config=model)
+    config = SimpleNamespace(model_config=SimpleNamespace(is_mm_prefix_lm=sees_images))
     monkeypatch.setattr(flash_attention, "get_current_vllm_config_or_none", lambda: config)
-    monkeypatch.setattr(flash_attention.logger, "info_once", said.append)
+    monkeypatch.setattr(
+        flash_attention.logger, "info_once", lambda text, *args: said.append(text % args)
+    )
     attention_layer()
+    monkeypatch.setattr(flash_attention, "obstacles", lambda *_: iter(["it needs a GPU"]))
+    layer: Any = SimpleNamespace(**LAYER)
+    assert flash_attention.flash_attention(layer) is None
+    assert said[-1].endswith("vLLM's Triton attention, not by FlashAttention: it needs a GPU")
     assert [line for line in said if line.startswith("Prompts with images")] == [
         "Prompts with images are read by vLLM's Triton attention, not by FlashAttention: an "
         "image's tokens see one another (PrefixLM)"
     ] * sees_images
-
-
-def test_a_step_s_rounding_depends_on_its_batch() -> None:
-    """So vLLM must not believe that the backend is batch-invariant, as the one it extends is."""
-    from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend
-
-    assert not TreeAttentionBackend.supports_batch_invariance()

@@ -15,7 +15,6 @@ from vllm_redrafter.engine.cuda.graph_manager import (
     DraftGraphManager,
     TreeGraphManager,
     sizes_beyond,
-    tiers,
 )
 from vllm_redrafter.engine.cuda.schedule import default_schedule
 from vllm_redrafter.utils.names import METHOD
@@ -102,6 +101,9 @@ def test_no_graph_is_larger_than_a_step_may_be() -> None:
     made = manager(budget=2048)
     assert_graph(dispatched(made, 157, K + 1), 157, K + 1)
     assert dispatched(made, 158, K + 1).cg_mode == CUDAGraphMode.NONE
+    made = manager(budget=600)  # piecewise ones
+    assert made.dispatch(3, 600, None, 0).num_tokens == 600
+    assert made.dispatch(3, 601, None, 0).cg_mode == CUDAGraphMode.NONE
 
 
 def test_a_step_of_a_few_rows_more_is_not_padded_to_another_k_s_graph() -> None:
@@ -180,12 +182,6 @@ def test_steps_that_read_prompts_get_piecewise_graphs(varying: bool) -> None:
     assert len(captured) == len(VLLM_S_OWN) + 12
 
 
-def test_no_piecewise_graph_is_larger_than_a_step_may_be() -> None:
-    made = manager(budget=600)
-    assert made.dispatch(3, 600, None, 0).num_tokens == 600
-    assert made.dispatch(3, 601, None, 0).cg_mode == CUDAGraphMode.NONE
-
-
 def test_the_user_s_own_sizes_are_kept() -> None:
     made = manager(own_graph_sizes=True)
     full = made._capture_descs[CUDAGraphMode.FULL]
@@ -197,15 +193,6 @@ def test_the_user_s_own_sizes_are_kept() -> None:
     for descs in varying._capture_descs.values():
         assert {desc.num_tokens for desc in descs} == {*VLLM_S_OWN}
     assert made.dispatch(3, 513, None, 0).cg_mode == CUDAGraphMode.NONE
-
-
-def test_without_graphs_there_are_none() -> None:
-    made = manager()
-    made.cudagraph_mode = CUDAGraphMode.NONE
-    made._capture_descs.clear()
-    made._candidates.clear()
-    made._init_candidates()
-    assert not made.needs_capture()
 
 
 @pytest.mark.parametrize(
@@ -228,8 +215,3 @@ def test_sizes_are_multiples_that_pad_by_at_most_an_eighth_or_a_unit(
         assert size % unit == 0 and before < size <= max(before * 9 // 8, before + unit)
         before = size
     assert not sizes or sizes[-1] == most
-
-
-def test_a_tier_is_the_batches_of_one_k() -> None:
-    assert tiers([8, 8, 3, 3, 3, 0]) == [(9, 1, 2), (4, 3, 5), (1, 6, 6)]
-    assert tiers([2, 5, 2]) == [(3, 1, 3), (6, 2, 2)]

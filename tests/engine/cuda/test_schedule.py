@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""K by batch size where nobody has set it, and the warning of prompts that starve."""
+"""K and draft lengths by batch size, and the warning of prompts that starve."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +9,14 @@ from vllm.config.compilation import CUDAGraphMode
 
 from vllm_redrafter.engine.cuda import schedule
 from vllm_redrafter.engine.cuda.schedule import (
-    GPUS,
     USUAL_RIDGE,
     apply_default_schedule,
     default_schedule,
     nodes_by_batch_size,
     ridge_of,
 )
+from vllm_redrafter.engine.cuda.speculator import lengths_of_drafts
+from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.names import METHOD
 
 Schedule = list[tuple[int, int, int]]
@@ -30,6 +31,7 @@ def configured(
     given: Schedule | None = None,
     data_parallel: int = 1,
     stages: int = 1,
+    mode: CUDAGraphMode = CUDAGraphMode.FULL,
 ) -> Any:
     """As much of a VllmConfig as is read."""
     recorded = {"model": "drafter", "num_speculative_tokens": k, "adaptive": adaptive}
@@ -45,7 +47,7 @@ def configured(
         parallel_config=SimpleNamespace(
             data_parallel_size=data_parallel, pipeline_parallel_size=stages
         ),
-        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
+        compilation_config=SimpleNamespace(cudagraph_mode=mode),
         lora_config=None,
         additional_config={METHOD: recorded},
     )
@@ -80,11 +82,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 def test_the_ridge_is_operations_per_byte(device: str, ridge: int) -> None:
     assert ridge_of(device) == ridge
-
-
-def test_the_usual_ridge_is_an_h200_s() -> None:
-    operations, bandwidth = GPUS["H200"]
-    assert int(operations / bandwidth) == USUAL_RIDGE
 
 
 @pytest.mark.parametrize("ridge", [100, 206, 418])
@@ -150,3 +147,27 @@ def test_more_rows_than_a_step_may_have_are_said(
             "Raise --max-num-batched-tokens to more than 3328",
         ):
             assert part in warning
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths"),
+    [
+        (None, (5,)),
+        ([(1, 8, 12), (9, 256, 4)], (5,)),
+        ([(1, 8, 12), (9, 256, 2)], (3, 5)),
+        ([(1, 8, 3), (9, 64, 1), (65, 256, 0)], (1, 3, 5)),
+        (default_schedule(12, 256, ridge=206), (1, 3, 5)),
+    ],
+    ids=["one K", "more nodes than half", "few nodes", "none", "the default"],
+)
+def test_a_schedule_s_trees_have_the_levels_that_they_need(
+    given: Schedule | None, lengths: tuple[int, ...]
+) -> None:
+    """A budget chooses among all, and matches alone; without full graphs there is one length."""
+    config, shape = configured(given=given), SearchShape(4, 5)
+    assert lengths_of_drafts(config, shape, fixed=True) == lengths
+    assert lengths_of_drafts(config, shape, fixed=False) == (1, 3, 5)
+    assert lengths_of_drafts(config, shape, fixed=False, matches=True) == (0, 1, 3, 5)
+    without = configured(given=given, mode=CUDAGraphMode.NONE)
+    assert lengths_of_drafts(without, shape, fixed=True) == (5,)
+    assert lengths_of_drafts(without, shape, fixed=False, matches=True) == (5,)
