@@ -13,7 +13,7 @@ import pytest
 from redrafter_testing.engines import budgets, context_matching
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
-from redrafter_testing.gpu import memory_pool, no_waiting, recorded_graphs
+from redrafter_testing.gpu import no_waiting, recorded_graphs
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
 
@@ -73,10 +73,9 @@ def test_output_of_matches_alone_equals_plain_and_they_are_learned_of(
     adaptive.rpc(recorded_graphs.replay, True)
     adaptive.rpc(budgets.force, 1.0, True, 0)
     (before,) = adaptive.rpc(context_matching.probabilities)
-    answers, stats = run(adaptive, sampling)
-    assert answers == few_tokens_plain[sampling]
-    (levels,) = adaptive.rpc(budgets.lengths)
-    assert set(levels) == {0}
+    answers, stats = run(adaptive, sampling, count=4)
+    assert answers == few_tokens_plain[sampling][:4]
+    assert adaptive.rpc(budgets.lengths)[0].keys() == {0}
     assert stats["matched_tokens"] == stats["drafted_tokens"], "something was searched"
     (after,) = adaptive.rpc(context_matching.probabilities)
     own = list(few_tokens.SAMPLING).index(sampling)
@@ -107,18 +106,6 @@ def test_matches_are_four_launches_of_a_draft(adaptive: Engine) -> None:
     assert same
 
 
-def test_output_with_fixed_trees_equals_plain(
-    few_tokens_target: Path, few_tokens_fused_drafter: Path, few_tokens_plain: Plain
-) -> None:
-    config = {"model": str(few_tokens_fused_drafter), "adaptive": False, **SHAPE}
-    with interpreted_engine(
-        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **TIGHT
-    ) as llm:
-        for sampling, expected in few_tokens_plain.items():
-            answers, _ = run(llm, sampling)
-            assert answers == expected
-
-
 def test_output_without_a_drafter_equals_plain(
     few_tokens_target: Path, few_tokens_plain: Plain
 ) -> None:
@@ -134,23 +121,3 @@ def test_output_without_a_drafter_equals_plain(
             assert stats["matched_tokens"] == stats["drafted_tokens"]
         (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
         assert replayed["draft"] > 10
-
-
-def test_what_was_learned_outlives_sleep(
-    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Plain
-) -> None:
-    """Which loses all that is made while models load."""
-    with interpreted_engine(
-        few_tokens_target,
-        setup=memory_pool.use,
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,  # it would keep what spoiled weights computed
-        speculative_config={"model": str(few_tokens_drafter), **SHAPE},
-    ) as llm:
-        assert run(llm, "greedy", count=4)[0] == few_tokens_plain["greedy"][:4]
-        before = llm.rpc(context_matching.probabilities)
-        llm.rpc("sleep", 2)
-        llm.rpc("wake_up")
-        llm.rpc("reload_weights")
-        assert llm.rpc(context_matching.probabilities) == before
-        assert run(llm, "greedy", count=4)[0] == few_tokens_plain["greedy"][:4]

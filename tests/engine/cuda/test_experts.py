@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines import budgets, timed_experts
+from redrafter_testing.engines import budgets, inside_worker, timed_experts
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
@@ -30,9 +30,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adaptive(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def expected(target: Path) -> list[list[int]]:
+    """The answers of plain vLLM."""
+    with interpreted_engine(target, **ARGUMENTS) as plain:
+        return plain.run(QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafter")
-    drafter = make_drafter(folder, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+    return make_drafter(folder, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+
+
+@pytest.fixture(scope="module")
+def adaptive(target: Path, drafter: Path) -> Iterator[Engine]:
     with interpreted_engine(
         target,
         setup=timed_experts.watch_v2,
@@ -50,9 +61,9 @@ def test_costs_are_those_of_different_tokens_through_several_experts(adaptive: E
     timed_experts.check(passes, EXPERTS_PER_ROW)
 
 
-def test_output_equals_plain_whatever_each_step_s_budget(adaptive: Engine, target: Path) -> None:
-    with interpreted_engine(target, **ARGUMENTS) as plain:
-        expected = plain.run(QUESTIONS)
+def test_output_equals_plain_whatever_each_step_s_budget(
+    adaptive: Engine, expected: list[list[int]]
+) -> None:
     adaptive.rpc(recorded_graphs.replay, True)
     adaptive.rpc(budgets.force, 0.8)
     assert adaptive.run(QUESTIONS) == expected
@@ -61,3 +72,19 @@ def test_output_equals_plain_whatever_each_step_s_budget(adaptive: Engine, targe
     assert len({sum(step) for step in admitted}) > 3, "budgets hardly changed"
     (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
     assert all(replayed.get(kind, 0) > 5 for kind in ("model", "draft")), replayed
+
+
+def test_output_of_two_ranks_with_half_of_the_experts_each_equals_plain_on_one(
+    target: Path, drafter: Path, expected: list[list[int]]
+) -> None:
+    with interpreted_engine(
+        target,
+        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        tensor_parallel_size=2,
+        enable_expert_parallel=True,
+        **ARGUMENTS,
+    ) as llm:
+        assert llm.rpc(inside_worker.experts_of_rank) == [[0, 1, -1, -1], [-1, -1, 0, 1]]
+        assert llm.run(QUESTIONS) == expected
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 5, "trees were hardly used"

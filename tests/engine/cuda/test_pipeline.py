@@ -13,13 +13,9 @@ from torch import nn
 from vllm.model_executor.models.interfaces import EagleModelMixin
 from vllm.v1.worker.gpu.pp_utils import PPHandler
 
-from redrafter_testing.engines import (
-    front_end,
-    inside_worker,
-    interpreted_engine,
-    layers_of_other_backends,
-)
+from redrafter_testing.engines import front_end, inside_worker, layers_of_other_backends
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache, run_with_aborts
+from redrafter_testing.engines.interpreted_engine import ENVIRONMENT, interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
@@ -78,7 +74,7 @@ def fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(target: Path) -> Answers:
-    with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as llm:
+    with interpreted_engine(target, skip_tokenizer_init=True) as llm:
         return conversations(llm)
 
 
@@ -87,7 +83,7 @@ def test_two_stages_with_chunks_prefix_caching_preemption_and_aborts(
     target: Path, fused_drafter: Path, plain: Answers
 ) -> None:
     speculative = {"num_speculative_tokens": 8, "context_matches": 2}
-    with interpreted_engine.interpreted_engine(
+    with interpreted_engine(
         target,
         setup=schedule_asynchronously,
         speculative_config={"model": str(fused_drafter), **speculative},
@@ -113,7 +109,7 @@ def test_three_stages_and_reloaded_weights(
 ) -> None:
     drafter = shutil.copytree(fused_drafter, tmp_path / "drafter")
     accepted = "vllm:spec_decode_num_accepted_tokens"
-    with interpreted_engine.interpreted_engine(
+    with interpreted_engine(
         target,
         setup=schedule_asynchronously,
         speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
@@ -140,7 +136,7 @@ def test_three_stages_and_reloaded_weights(
 def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answers) -> None:
     """Recordings stand for graphs: those of the first stage give out what the second one reads."""
     shape = {"num_speculative_tokens": 8, "adaptive": False, "context_matches": 0}
-    with interpreted_engine.interpreted_engine(
+    with interpreted_engine(
         target,
         setup=recorded_graphs.use,
         enforce_eager=False,
@@ -160,7 +156,7 @@ def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answer
 
 @pytest.mark.engine
 def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: Answers) -> None:
-    with interpreted_engine.interpreted_engine(
+    with interpreted_engine(
         target,
         setup=schedule_asynchronously,
         speculative_config={"model": str(fused_drafter), "num_speculative_tokens": 8},
@@ -185,9 +181,9 @@ def test_two_stages_of_other_families(family: Family, tmp_path: Path) -> None:
     drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
     asked = family.questions(4, 20)
     arguments: dict[str, Any] = {**PROCESSES, **family.arguments}
-    with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as alone:
+    with interpreted_engine(target, skip_tokenizer_init=True) as alone:
         expected = alone.run(asked)
-    with interpreted_engine.interpreted_engine(
+    with interpreted_engine(
         target,
         setup=schedule_asynchronously,
         speculative_config={"model": str(drafter), "num_speculative_tokens": 3},
@@ -205,7 +201,7 @@ def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
     few_tokens_drafter: Path,
     few_tokens_plain: Answers,
 ) -> None:
-    with interpreted_engine.interpreted_engine(
+    with interpreted_engine(
         few_tokens_target,
         setup=layers_of_other_backends.derived_backend_with_async_scheduling,
         speculative_config={"model": str(few_tokens_drafter), "num_speculative_tokens": 3},
@@ -222,7 +218,7 @@ def test_a_front_end_shows_what_the_last_stage_counts(
     target: Path, fused_drafter: Path, plain: Answers
 ) -> None:
     found = front_end.answers_of(
-        {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
         target,
         fused_drafter,
         pipeline_parallel_size=2,

@@ -9,7 +9,6 @@ import pytest
 
 from redrafter_testing.engines import context_matching, inside_worker
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
-from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
 
@@ -43,19 +42,3 @@ def test_greedy_output_on_two_ranks_equals_plain_on_one(
     assert max(map(max, trees)) >= few_tokens.VOCAB // 2, (
         "the second rank's tokens were never drafted"
     )
-
-
-def test_greedy_output_of_two_ranks_with_half_of_the_experts_each_equals_plain_on_one(
-    tmp_path: Path, few_tokens_drafter: Path
-) -> None:
-    target = MIXTRAL.make(tmp_path / "target")
-    config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
-    requests = few_tokens.requests("greedy", count=4)
-    with interpreted_engine(target, skip_tokenizer_init=True) as plain:
-        expected = single_tokens_of(plain.run(requests))
-    with interpreted_engine(
-        target, speculative_config=config, enable_expert_parallel=True, **TWO_RANKS
-    ) as llm:
-        assert llm.rpc(inside_worker.experts_of_rank) == [[0, 1, -1, -1], [-1, -1, 0, 1]]
-        assert single_tokens_of(llm.run(requests)) == expected
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 10, "trees were hardly used"
