@@ -124,7 +124,7 @@ def generate_data(
             if not finished.issuperset(own):
                 rest = "; the same command continues"
             else:
-                whole = len(finished) == info.num_shards
+                whole = finished.issuperset(range(info.num_shards))
                 rest = "" if whole else "; other parts are missing still"
             line = f"{len(finished)} of {info.num_shards} shards are finished in {output}{rest}"
             console.print(line, markup=False)
@@ -203,7 +203,7 @@ class _Generation:
                 self._summary.seconds = time.monotonic() - started
                 self._take(answer)
                 self._admit()
-                status = f"{self._summary.tokens / self._summary.seconds:.0f} tokens/s"
+                status = f"{self._summary.tokens / (self._summary.seconds or 1):.0f} tokens/s"
                 progress.update(task, completed=self._summary.conversations, status=status)
 
     def _take(self, answer: TurnAnswer) -> None:

@@ -144,12 +144,11 @@ class FolderInfo:
             ConfigError: the folder holds something else, or another process writes the part.
         """
         own = part.shards(total)
-        is_new = not (output / self.FILE).exists()
-        if not is_new and not self._unfinished(output, own):
+        if (output / self.FILE).exists() and not self._unfinished(output, own):
             yield []
             return
         with part.locked(output):
-            if is_new and self.finished_shards(output):
+            if not (output / self.FILE).exists() and self.finished_shards(output):
                 raise ConfigError(
                     f"--output {output} holds shards without a {self.FILE} that says what they "
                     "are: give another folder, or delete this one"

@@ -131,7 +131,7 @@ class HeadConfig:
         if not self.selected_depths:
             raise ConfigError(
                 f"{owner}: candidates {candidates}, and this drafter has no selector: add one with "
-                " `vllm-redrafter train --add-selector`, or leave candidates out"
+                "`vllm-redrafter train --add-selector`, or leave candidates out"
             )
         raise ConfigError(
             f"{owner}: beam_length {beam_length} exceeds the {1 + self.selected_depths} tokens "

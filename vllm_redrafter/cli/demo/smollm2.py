@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle, islice
@@ -90,9 +91,14 @@ def run_demo(
     prompts = prompts_of(opened, PROMPTS)
     rounds = [each for level in levels for each in _rounds(level, prompts)]
     speculation = {"num_speculative_tokens": MAX_NODES, **checkpoint.shape}
-    speculation["model"] = checkpoint.model
+    speculation["model"] = os.path.expanduser(checkpoint.model)
     plain, drafted = (
-        _timed(decode, Job(target, config, dtype, rounds), f"{engine} {which} ReDrafter", console)
+        _timed(
+            decode,
+            Job(os.path.expanduser(target), config, dtype, rounds),
+            f"{engine} {which} ReDrafter",
+            console,
+        )
         for which, config in (("without", None), ("with", speculation))
     )
 
