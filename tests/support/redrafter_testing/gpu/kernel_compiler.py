@@ -162,7 +162,6 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
-        machine_code = _tool("nvdisasm", "-c", file.name)
     registers, stack = (int(re.findall(rf"\b{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
     shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (0x\w+|\d+)", ptx)
@@ -173,7 +172,7 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         shared=shared,
         warps=warps,
         blocks=resident_blocks(architecture, registers, shared, warps),
-        instruction=_matrix_instruction(ptx, machine_code),
+        instruction=_matrix_instruction(ptx),
         copy_bytes=max((int(size, 0) for size in copies), default=0),
         ahead=_copies_ahead(kernel.asm["ttgir"]),
         barriers=ptx.count("bar.sync"),
@@ -197,7 +196,7 @@ def resident_blocks(architecture: Architecture, registers: int, shared: int, war
     )
 
 
-def _matrix_instruction(ptx: str, machine_code: str) -> str:
+def _matrix_instruction(ptx: str) -> str:
     for name, marker in (
         ("tcgen05", "tcgen05.mma"),
         ("wgmma", "wgmma.mma_async"),
@@ -205,7 +204,7 @@ def _matrix_instruction(ptx: str, machine_code: str) -> str:
     ):
         if marker in ptx:
             return name
-    return "FMA" if machine_code.count("FFMA") > FEW_FMA else ""
+    return "FMA" if ptx.count("fma.rn.f32") > FEW_FMA else ""
 
 
 def _copies_ahead(ttgir: str) -> int:
