@@ -201,7 +201,7 @@ def test_thinking_budgets_end_where_they_do_without_speculation(
 
 COUNT, TOKENS, K = 4, 20, 3
 ALL = bool(os.environ.get("REDRAFTER_ALL_FAMILIES"))
-"""By night; by default those that differ in what reaches this engine: attention, positions,
+"""In CI; by default those that differ in what reaches this engine: attention, positions,
 recurrent states, images, quantised weights. Experts: test_experts.py; other chains: pipelines."""
 TREES = ("Mistral", "Gemma2For", "GraniteFor", "GPT2", "Qwen2Audio", "Qwen2_5_VL", "Qwen3VL")
 TREES_FROM_GRAPHS = GEMMA[1:3]
