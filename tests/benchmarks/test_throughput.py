@@ -141,12 +141,12 @@ def test_from_arguments_to_files_without_an_engine(
 
 
 @pytest.mark.engine
-def test_two_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Path]) -> None:
+def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Path]) -> None:
     output, dataset = tmp_path / "out.json", tmp_path / "prompts.txt"
     dataset.write_text("name:value1\nlist:[7]\nvalue:[14]\n")
     options = (
         "--dtype float32 --repeats 1 --concurrency 2 --temperature 0 --max-tokens 24 --ignore-eos "
-        '--engine-args {"enforce_eager":true} --adaptive 2x4:8 --shape --method'
+        '--engine-args {"enforce_eager":true} --shape 2x4:6 --adaptive 2x4:8 --method'
     )
     command = [sys.executable, str(SCRIPT), "--model", str(models[0]), "--drafter", str(models[1])]
     ended = process_trees.run(
@@ -155,13 +155,14 @@ def test_two_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Pa
         env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # a third of vLLM's imports
     )
     assert ended.returncode == 0, ended.stderr
-    plain, adaptive = json.loads(output.read_text())["measurements"]
-    for measurement in (plain, adaptive):
+    plain, fixed, adaptive = json.loads(output.read_text())["measurements"]
+    for measurement in (plain, fixed, adaptive):
         assert measurement["requests"] == 3 and measurement["output_tokens"] == 72
         assert measurement["seconds"] > 0
     assert (plain["method"], plain["request_steps"], plain["identical"]) == ("plain", 72, None)
     assert (adaptive["method"], adaptive["identical"]) == ("adaptive", 3)
+    assert (fixed["method"], fixed["identical"]) == ("ReDrafter", 3)
     # The first token of a request is no verification, nor need its last steps be.
-    verifications = adaptive["parts"]["verifications"]
-    assert 0 < verifications <= adaptive["request_steps"] - 3
-    assert adaptive["spec_decode"]["drafts"] == verifications
+    verifications = fixed["parts"]["verifications"]
+    assert 0 < verifications <= fixed["request_steps"] - 3
+    assert fixed["spec_decode"]["drafts"] == verifications
