@@ -175,12 +175,14 @@ def _print_answer(
     console: Console, tokenizer: Any, question: str, steps: Sequence[Sequence[int]]
 ) -> None:
     """A question and its answer, whose accepted draft tokens are coloured."""
-    text, shown = Text(), list[int]()
+    text, done, shown = Text(), "", list[int]()
     for step in steps:
         for token, style in zip(step, [DRAFTED] * (len(step) - 1) + [""], strict=True):
             # Byte-level tokens may be parts of a character: decode all, and show what is new.
             shown.append(token)
-            text.append(tokenizer.decode(shown, skip_special_tokens=True)[len(text) :], style)
+            decoded = tokenizer.decode(shown, skip_special_tokens=True)
+            text.append(decoded[len(done) :], style)  # a Text leaves control characters out
+            done = decoded
     console.print(Text(f"\n> {question}", style="bold"))
     console.print(text)
     console.print(

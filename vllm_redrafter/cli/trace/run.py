@@ -50,7 +50,10 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     answer, steps = record_answer(llm, tokens, max_tokens)
     llm.llm_engine.engine_core.shutdown()
     records = page_records(prompt, answer, steps, opened.tokenizer.decode)
-    html.expanduser().write_text(page(records), encoding="utf-8")
+    try:
+        html.expanduser().write_text(page(records), encoding="utf-8")
+    except OSError as error:  # the disk filled while the answer was made
+        raise ConfigError(f"--html {str(html)!r} cannot be written: {error.strerror}") from error
     return len(records["steps"])
 
 
