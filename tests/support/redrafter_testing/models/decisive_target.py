@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, MistralConfig
+from transformers import AutoModelForCausalLM, MistralConfig
 
 NUM_TOKENS = 24
 """Of the language: `families.family.VOCAB`, so that prompts have no others."""
@@ -49,29 +49,23 @@ def _mistral() -> Any:
     )
 
 
-def trained(config: Any, steps: int = _STEPS) -> Any:
+def trained(config: Any) -> Any:
     """A model of this configuration that knows the language."""
     with torch.random.fork_rng():
         torch.manual_seed(21)
         # The token before the last counts by its remainder alone: that is learned quickly.
         following = torch.randint(2, NUM_TOKENS, (4, NUM_TOKENS)).repeat(NUM_TOKENS // 4, 1)
-        kind = (
-            AutoModelForImageTextToText
-            if hasattr(config, "vision_config")
-            else AutoModelForCausalLM
-        )
-        model = kind.from_config(config).float()
+        model = AutoModelForCausalLM.from_config(config).float()
         optimizer = torch.optim.Adam(model.parameters())
-        rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
-        for _ in range(steps):
+        rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=_STEPS)
+        for _ in range(_STEPS):
             tokens = torch.randint(NUM_TOKENS, (_ROWS, _LENGTH))
             optimizer.zero_grad()
             _loss(model, tokens, following).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             rate.step()
     # Logits are that much larger: what is sampled at a temperature is as sure.
-    text = getattr(model.model, "language_model", model.model)
-    text.norm.weight.data *= 4
+    model.model.norm.weight.data *= 4
     return model
 
 

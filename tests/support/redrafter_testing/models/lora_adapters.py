@@ -57,20 +57,13 @@ def make_adapter(folder: Path, target: Path, seed: int) -> Path:
 
 @dataclass(frozen=True)
 class Adapted:
-    """`few_tokens.requests`: request i uses adapter i % 3 - 1, or none where that is -1.
-
-    Attributes:
-        adapters: two folders.
-        count: how many requests.
-        sampling: of `few_tokens.SAMPLING`.
-    """
+    """`few_tokens.requests`: request i uses adapter i % 3 - 1, or none where that is -1."""
 
     adapters: tuple[Path, Path]
     count: int
     sampling: str = "greedy"
 
     def run(self, llm: Any) -> list[list[int]]:
-        """The answers' tokens."""
         load = few_tokens.requests(self.sampling, self.count)
         uses = [
             LoRARequest(f"adapter {i % 3}", i % 3, str(self.adapters[i % 3 - 1])) if i % 3 else None

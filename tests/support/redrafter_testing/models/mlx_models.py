@@ -8,6 +8,28 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
+ACCEPTED = str.split("""
+    cohere2 deepseek_v2 deepseek_v3 exaone4 gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text
+    glm4 gpt_oss granite llama llama4_text minicpm3 mistral3 mixtral nemotron-nas
+    olmo2 phi3 qwen qwen2 qwen3 qwen3_moe stablelm starcoder2
+""")
+
+REFUSED = {
+    "recurrent or convolutional layers (`ArraysCache`)": "mamba",
+    "several caches in one layer (`CacheList`)": "deepseek_v32",
+    "caches of its own (`LayerCache`)": "deepseek_v41",
+    "attention within chunks of the context (`ChunkedKVCache`)": "llama4",
+    "attention to blocks of rows (`block_sparse`)": "phi3small",
+    "positions applied outside of a rope module": "gpt2",
+    "several hidden states for a token": "gemma3n",
+    "the output layer in the module with the layers": "gpt_neox",
+    "layers that are not called as modules": "iquestloopcoder",
+    "a final norm outside of the module with the layers": "phixtral",
+    "positions that are counted by rows in layers that share K and V": "afm7",
+    "no module that returns what all layers make of a token": "plamo",
+}
+"""By the reason."""
+
 VOCAB = 200
 LAYERS = 4
 WINDOW = 8
@@ -75,33 +97,6 @@ GEMMA4 = dict(
     hidden_size_per_layer_input=8,
     global_head_dim=16,
 )
-MAMBA = dict(conv_kernel=4, state_size=8, use_conv_bias=True, time_step_rank=8)
-LINEAR = dict(
-    linear_num_key_heads=2,
-    linear_num_value_heads=2,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    linear_conv_kernel_dim=4,
-)
-CONV = dict(
-    conv_bias=False,
-    conv_L_cache=3,
-    block_dim=64,
-    block_multiple_of=8,
-    block_ffn_dim_multiplier=1.0,
-    block_auto_adjust_ff_dim=False,
-    use_expert_bias=True,
-    num_dense_layers=1,
-    layer_types=["full_attention", "conv"] * (LAYERS // 2),
-)
-YARN = dict(
-    rope_type="yarn",
-    type="yarn",
-    factor=2.0,
-    rope_theta=1e4,
-    original_max_position_embeddings=256,
-    llama_4_scaling_beta=0.1,
-)
 
 
 def _text(name: str, **special: Any) -> dict[str, Any]:
@@ -112,7 +107,17 @@ def _text(name: str, **special: Any) -> dict[str, Any]:
 SPECIAL: dict[str, dict[str, Any]] = {
     "afm7": dict(num_kv_reuse_layers=2),
     "deepseek_v2": dict(
-        rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)
+        rope_scaling=dict(
+            rope_type="yarn",
+            type="yarn",
+            factor=2.0,
+            rope_theta=1e4,
+            original_max_position_embeddings=256,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            beta_fast=32,
+            beta_slow=1,
+        )
     ),
     "exaone4": dict(sliding_window_pattern="LG"),
     "gemma2": GEMMA,
@@ -137,7 +142,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_text": GEMMA4,
     "gpt_neox": dict(rotary_emb_base=10000, rotary_pct=0.5),
     "iquestloopcoder": dict(loop_window_size=WINDOW),
-    "lfm2": CONV,
     "llama4": _text(
         "llama4_text",
         attention_chunk_size=WINDOW,
@@ -145,21 +149,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         num_experts_per_tok=1,
     ),
     "llama4_text": dict(no_rope_layers=[1, 1, 1, 0]),
-    "mamba": MAMBA,
-    "mimo_v2_flash": dict(
-        hybrid_layer_pattern=[0, 1, 0, 1],
-        moe_layer_freq=[0, 1, 1, 1],
-        add_swa_attention_sink_bias=True,
-        add_full_attention_sink_bias=False,
-        sliding_window_size=WINDOW,
-        swa_rope_theta=1e4,
-        swa_num_attention_heads=4,
-        swa_num_key_value_heads=2,
-        swa_head_dim=16,
-        swa_v_head_dim=16,
-    ),
+    "mamba": dict(conv_kernel=4, state_size=8, use_conv_bias=True, time_step_rank=8),
     "minicpm3": dict(rope_scaling={"original_max_position_embeddings": 256}),
-    "ministral3": dict(rope_parameters=YARN),
     "mistral3": _text("llama"),
     "nemotron-nas": dict(
         block_configs=[
@@ -169,12 +160,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
             }
             for index in range(LAYERS)
         ]
-    ),
-    "openelm": dict(
-        ffn_dim_divisor=16,
-        num_query_heads=[4] * LAYERS,
-        num_kv_heads=[2] * LAYERS,
-        ffn_multipliers=[2.0] * LAYERS,
     ),
     "phi3small": dict(
         dense_attention_every_n_layers=2,
@@ -186,22 +171,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     ),
     "plamo": dict(n_shared_head=2),
     "qwen": dict(kv_channels=16),
-    "qwen3_next": LINEAR,
-    "step3p5": dict(
-        num_attention_groups=2, moe_top_k=2, share_expert_dim=64, moe_layers_enum="1,2,3"
-    ),
 }
 
 
 def tiny_model(name: str, dtype: mx.Dtype = mx.float32, bits: int = 0, **special: Any) -> nn.Module:
-    """A model of the class `Model` in `mlx_lm.models.<name>`, with random weights.
-
-    Args:
-        name: of the module.
-        dtype: of its weights.
-        bits: of quantised weights; 0 for none.
-        special: arguments of its configuration.
-    """
+    """The `Model` of `mlx_lm.models.<name>` with random weights; 0 bits: not quantised."""
     module = import_module(f"mlx_lm.models.{name}")
     mx.random.seed(0)
     arguments = {**COMMON, "model_type": name, **SPECIAL.get(name, {}), **special}

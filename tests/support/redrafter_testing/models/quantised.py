@@ -20,13 +20,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass(frozen=True)
 class Format:
-    """How the weights of linear layers are kept.
-
-    Attributes:
-        config: "quantization_config" of config.json.
-        pack: from a weight [outputs, inputs] to what replaces it, by the end of its name.
-        output_layer: that is quantised as well.
-    """
+    """ "quantization_config" of config.json, and what replaces a linear layer's weight, by name."""
 
     config: Mapping[str, Any]
     pack: Callable[[Tensor], dict[str, Tensor]]
@@ -45,9 +39,6 @@ def quantise(folder: Path, kept: Format) -> Path:
     config["quantization_config"] = dict(kept.config)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-# Each `pack`
 
 
 def gptq(weight: Tensor) -> dict[str, Tensor]:
@@ -98,9 +89,6 @@ def fp8(weight: Tensor) -> dict[str, Tensor]:
     return {"weight": (weight / scales).to(torch.float8_e4m3fn), "weight_scale": scales}
 
 
-# What they share
-
-
 def _symmetric(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers [outputs, inputs] from 1 to 15, of which 8 is zero; scales [outputs, groups]."""
     groups = weight.view(len(weight), -1, GROUP)
@@ -116,9 +104,6 @@ def _packed(numbers: Tensor) -> Tensor:
     """[rows, columns] of 4 bits each to [rows, columns / 8] int32, the first in the lowest bits."""
     places = numbers.reshape(len(numbers), -1, 8).long() << torch.arange(0, 32, 4)
     return places.sum(dim=2).to(torch.int32)
-
-
-# The formats
 
 
 def _compressed_tensors(form: str, weights: Any, inputs: Any = None) -> dict[str, Any]:
@@ -142,21 +127,9 @@ def _w8a8(form: str, kind: str) -> dict[str, Any]:
     return _compressed_tensors(form, _numbers(kind, 8, "channel"), inputs)
 
 
-_GPTQ: dict[str, Any] = {
-    "quant_method": "gptq",
-    "bits": 4,
-    "group_size": 32,
-    "desc_act": False,
-    "sym": True,
-    "lm_head": True,
-}
-_AWQ: dict[str, Any] = {
-    "quant_method": "awq",
-    "bits": 4,
-    "group_size": 32,
-    "zero_point": True,
-    "version": "gemm",
-}
+_FOUR_BITS = {"bits": 4, "group_size": GROUP}
+_GPTQ = {**_FOUR_BITS, "quant_method": "gptq", "desc_act": False, "sym": True, "lm_head": True}
+_AWQ = {**_FOUR_BITS, "quant_method": "awq", "zero_point": True, "version": "gemm"}
 
 FORMATS = {
     "GPTQ, 4 bits, the output layer as well": Format(_GPTQ, gptq, output_layer=True),

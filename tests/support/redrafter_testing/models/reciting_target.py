@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.generation_runs import with_template
-from redrafter_testing.models.tiny_models import BOS, EOS, MAX_LENGTH, add_tokenizer, make_gated
+from redrafter_testing.models.tiny_models import add_tokenizer, make_gated, make_target
 from vllm_redrafter.data.rows import TextRow
 
 TEMPLATE = "{# <tool_call> tool_call.name #}" + APPENDING
@@ -39,23 +39,8 @@ def make_reciting_pair(folder: Path) -> tuple[Path, Path]:
 
 def _train(folder: Path) -> list[TextRow]:
     """Write the target; returns what it knows."""
-    torch.manual_seed(2)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=512,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=MAX_LENGTH,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            initializer_range=0.1,
-            tie_word_embeddings=False,
-        )
-    )
-    model.save_pretrained(folder)
+    make_target(folder, seed=2, num_hidden_layers=2, initializer_range=0.1)
+    model = LlamaForCausalLM.from_pretrained(folder)
     add_tokenizer(folder)
     with_template(folder, TEMPLATE)
     rows = [_row(AutoTokenizer.from_pretrained(folder), *pair) for pair in ANSWERS.items()]

@@ -14,8 +14,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
 )
 
 from vllm_redrafter import save_drafter
@@ -32,32 +30,40 @@ MAX_LENGTH = 512
 BOS, EOS = 0, 1
 
 
-def make_target(folder: Path, vocab_size: int = 512, seed: int = 0) -> Path:
+def _make_llama(folder: Path, **sizes: Any) -> Path:
     """A Llama with large random weights: its greedy output wanders instead of looping."""
-    torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=MAX_LENGTH,
         bos_token_id=BOS,
         eos_token_id=EOS,
-        initializer_range=0.2,
         tie_word_embeddings=False,
+        **sizes,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
+def make_target(folder: Path, vocab_size: int = 512, seed: int = 0, **more: Any) -> Path:
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,
+    }
+    return _make_llama(folder, **sizes | more)
+
+
 def make_small_target(
     folder: Path, vocab_size: int = 512, hidden_size: int = 64, layers: int = 2
 ) -> Path:
-    """A smaller Llama, for what is slow; its head size is the smallest that kernels know."""
+    """A smaller one, for what is slow; its head size is the smallest that kernels know."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    return _make_llama(
+        folder,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
@@ -65,36 +71,8 @@ def make_small_target(
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=64,
-        max_position_embeddings=MAX_LENGTH,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
         initializer_range=0.3,
-        tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def make_seeing_target(folder: Path, vocab_size: int) -> Path:
-    """A Qwen2.5-VL, whose tokens have several positions each; without an image processor."""
-    torch.manual_seed(0)
-    text = {
-        "vocab_size": vocab_size,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": MAX_LENGTH,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12]},
-    }
-    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 128}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
-    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
-    return folder
 
 
 def make_random_target(config: Any, folder: Path) -> Path:

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    PreTrainedTokenizerFast,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen2AudioProcessor,
     WhisperFeatureExtractor,
 )
 
-from redrafter_testing.models.families.family import Family, Questions
+from redrafter_testing.models.families.family import SIZES, Family, Questions, word_tokenizer
+from redrafter_testing.requests.answers import single_tokens_of
 
 HIDDEN = 128
 WORDS = 18
@@ -32,28 +31,17 @@ VOCAB = WORDS + 3 + len(SPECIAL)
 def make_audio_target(folder: Path) -> Path:
     """Random weights, a tokenizer and a processor."""
     names = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(WORDS))]
-    words = Tokenizer(
-        models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
-    )
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="</s>"
-    )
+    tokenizer = word_tokenizer(names)
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=30)
     Qwen2AudioProcessor(extractor, tokenizer).save_pretrained(folder)
 
     text = {
+        **SIZES,
         "model_type": "qwen2",
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
         "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
         "initializer_range": 0.2,
     }
     audio = {
@@ -84,24 +72,14 @@ def make_audio_target(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Listening:
-    """Questions about sounds, and some without one; every other one is sampled with a seed.
+class Listening(Questions):
+    """Questions about sounds (silence where blank), and some without one."""
 
-    Attributes:
-        count: how many.
-        tokens: the most that one is answered with.
-        blank: the sounds are silence.
-    """
-
-    count: int
-    tokens: int
     blank: bool = False
 
     def run(self, llm: Any) -> list[list[int]]:
-        """The answers' tokens."""
-        params = Questions(self.count, self.tokens).params()
-        answers = llm.generate([self._prompt(i) for i in range(self.count)], params, use_tqdm=False)
-        return [list(answer.outputs[0].token_ids) for answer in answers]
+        prompts = [self._prompt(i) for i in range(self.count)]
+        return single_tokens_of(llm.generate(prompts, self.params(), use_tqdm=False))
 
     def _prompt(self, i: int) -> dict[str, Any]:
         text = " ".join(f"w{(j * j + i) % WORDS}" for j in range(4 + 5 * i))

@@ -8,80 +8,52 @@ from typing import Any
 import transformers
 
 from redrafter_testing.models.decisive_target import VOCAB_SIZE, trained
-from redrafter_testing.models.families.family import HIDDEN, SIZES, Family
-from redrafter_testing.models.tiny_models import make_random_target
+from redrafter_testing.models.families.family import HIDDEN, SIZES, Family, random_family
 
 
 def _make_decisive(config: Any, folder: Path) -> Path:
+    """Sure of each token, so that rounding changes no answer."""
     trained(config).save_pretrained(folder)
     return folder
 
 
-def _decisive(architecture: str, config: Any, feature: str, **rest: Any) -> Family:
-    """Sure of each token, so that rounding changes no answer."""
-    return Family(architecture, partial(_make_decisive, config), feature, VOCAB_SIZE, **rest)
-
-
-def _family(architecture: str, config: Any, feature: str, **rest: Any) -> Family:
-    return Family(architecture, partial(make_random_target, config), feature, **rest)
-
-
-LINEAR = {
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 32,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 16,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 32,
-}
 WITHOUT_HEAD_DIM = {name: size for name, size in SIZES.items() if name != "head_dim"}
-LATENT = {
-    **WITHOUT_HEAD_DIM,
-    "num_key_value_heads": 2,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 256,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 32,
-    "moe_intermediate_size": 64,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-}
 
 CHAINED = (
     # vLLM's gated delta net for CPUs knows bfloat16 alone.
-    _decisive(
+    Family(
         "Qwen3NextForCausalLM",
-        transformers.Qwen3NextConfig(
-            **{**SIZES, "initializer_range": 0.1, "vocab_size": VOCAB_SIZE},
-            **LINEAR,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=64,
-            shared_expert_intermediate_size=64,
+        partial(
+            _make_decisive,
+            transformers.Qwen3NextConfig(
+                **{**SIZES, "initializer_range": 0.1, "vocab_size": VOCAB_SIZE},
+                linear_num_key_heads=1,
+                linear_num_value_heads=2,
+                linear_key_head_dim=128,
+                linear_value_head_dim=128,
+                layer_types=["linear_attention", "full_attention"],
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=64,
+                shared_expert_intermediate_size=64,
+            ),
         ),
         "gated delta net",
+        VOCAB_SIZE,
         arguments={"dtype": "bfloat16"},
         engines=("v2",),
     ),
-    _family(
+    random_family(
         "GraniteMoeHybridForCausalLM",
         transformers.GraniteMoeHybridConfig(
             **{**WITHOUT_HEAD_DIM, "hidden_size": 2 * HIDDEN},
-            **{**MAMBA, "mamba_n_heads": 8},
+            mamba_n_heads=8,
+            mamba_d_head=32,
+            mamba_n_groups=1,
+            mamba_d_state=16,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_chunk_size=32,
             layer_types=["mamba", "attention"],
             num_local_experts=0,
             shared_intermediate_size=128,
@@ -91,50 +63,7 @@ CHAINED = (
         hidden_size=2 * HIDDEN,
         engines=("v2",),
     ),
-    _family(
-        "NemotronHForCausalLM",
-        transformers.NemotronHConfig(
-            **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
-            layers_block_type=["mamba", "attention", "mlp"],
-            ssm_state_size=16,
-            mamba_num_heads=4,
-            mamba_head_dim=32,
-            n_groups=1,
-            chunk_size=32,
-        ),
-        "Mamba 2",
-        engines=("v2",),
-    ),
-    _decisive(
-        "Qwen3_5ForConditionalGeneration",
-        transformers.Qwen3_5Config(
-            text_config={
-                **{**SIZES, "initializer_range": 0.1, "vocab_size": VOCAB_SIZE},
-                **LINEAR,
-            },
-            vision_config={
-                "depth": 1,
-                "hidden_size": 32,
-                "num_heads": 2,
-                "intermediate_size": 64,
-                "out_hidden_size": HIDDEN,
-            },
-            image_token_id=60,
-            video_token_id=61,
-            vision_start_token_id=62,
-            vision_end_token_id=63,
-        ),
-        "gated delta net",
-        arguments={"dtype": "bfloat16", "language_model_only": True},
-        engines=("v2",),
-    ),
-    _family(
-        "FalconH1ForCausalLM",
-        transformers.FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=128),
-        "Mamba 2",
-        engines=("v2",),
-    ),
-    _family(
+    random_family(
         "Lfm2ForCausalLM",
         transformers.Lfm2Config(
             **WITHOUT_HEAD_DIM | {"hidden_size": 2 * HIDDEN},
@@ -147,19 +76,28 @@ CHAINED = (
         hidden_size=2 * HIDDEN,
         engines=("v2",),
     ),
-    _family(
+    random_family(
         "DeepseekV3ForCausalLM",
-        transformers.DeepseekV3Config(**LATENT),
+        transformers.DeepseekV3Config(
+            **WITHOUT_HEAD_DIM | {"num_key_value_heads": 2},
+            q_lora_rank=32,
+            kv_lora_rank=256,
+            qk_nope_head_dim=32,
+            qk_rope_head_dim=64,
+            v_head_dim=32,
+            moe_intermediate_size=64,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            topk_method="noaux_tc",
+            scoring_func="sigmoid",
+        ),
         "MLA",
         engines=("v2",),
     ),
-    _family(
-        "Glm4MoeLiteForCausalLM",
-        transformers.Glm4MoeLiteConfig(**LATENT),
-        "MLA",
-        engines=("v2",),
-    ),
-    _family(
+    random_family(
         "Llama4ForCausalLM",
         transformers.Llama4TextConfig(
             **SIZES,

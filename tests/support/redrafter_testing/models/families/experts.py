@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of experts that read text alone."""
 
-from functools import partial
 from typing import Any
 
 import transformers
 
-from redrafter_testing.models.families.family import HIDDEN, SIZES, Family
-from redrafter_testing.models.tiny_models import make_random_target
-
-
-def _family(architecture: str, config: Any, feature: str, **rest: Any) -> Family:
-    return Family(architecture, partial(make_random_target, config), feature, **rest)
-
+from redrafter_testing.models.families.family import HIDDEN, SIZES, random_family
 
 EXPERTS_PER_ROW = 2
 ROUTED: dict[str, Any] = {**SIZES, "num_experts": 4, "num_experts_per_tok": EXPERTS_PER_ROW}
 WIDE = {**ROUTED, "hidden_size": 2 * HIDDEN}
 """For classes whose heads' size is that of the hidden states by heads, whatever head_dim says."""
 
-MIXTRAL = _family(
+MIXTRAL = random_family(
     "MixtralForCausalLM",
     transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=EXPERTS_PER_ROW),
     "2 of 4 experts",
@@ -27,14 +20,14 @@ MIXTRAL = _family(
 
 EXPERTS = (
     MIXTRAL,
-    _family(
+    random_family(
         "Qwen3MoeForCausalLM",
         transformers.Qwen3MoeConfig(
             **ROUTED, moe_intermediate_size=64, norm_topk_prob=True, mlp_only_layers=[0]
         ),
         "a dense layer before experts",
     ),
-    _family(
+    random_family(
         "Qwen2MoeForCausalLM",
         transformers.Qwen2MoeConfig(
             **WIDE, moe_intermediate_size=64, shared_expert_intermediate_size=64
@@ -42,13 +35,13 @@ EXPERTS = (
         "a shared expert",
         hidden_size=2 * HIDDEN,
     ),
-    _family(
+    random_family(
         "OlmoeForCausalLM",
         transformers.OlmoeConfig(**WIDE),
         "norms of q and k across heads",
         hidden_size=2 * HIDDEN,
     ),
-    _family(
+    random_family(
         "GptOssForCausalLM",
         transformers.GptOssConfig(
             **SIZES,
@@ -59,7 +52,7 @@ EXPERTS = (
         ),
         "attention sinks, a sliding window in every other layer, biases",
     ),
-    _family(
+    random_family(
         "Glm4MoeForCausalLM",
         transformers.Glm4MoeConfig(
             **SIZES,

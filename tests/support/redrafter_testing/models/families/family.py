@@ -2,13 +2,17 @@
 """A family of targets: a small random one of it, and what is asked of it."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 from vllm import SamplingParams
 
+from redrafter_testing.models.tiny_models import make_random_target
 from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 
@@ -32,27 +36,19 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Questions:
-    """Requests of tokens, every other one sampled with a seed.
-
-    Attributes:
-        count: how many.
-        tokens: the most that one is answered with.
-    """
+    """So many requests of tokens, every other one sampled with a seed."""
 
     count: int
     tokens: int
 
     def run(self, llm: Any) -> list[list[int]]:
-        """The answers' tokens."""
         return single_tokens_of(Workload(self.prompts(), self.params()).run(llm))
 
     def prompts(self) -> list[list[int]]:
-        """Of each request."""
         rng = random.Random(0)
         return [[rng.randrange(2, VOCAB) for _ in range(4 + 9 * i)] for i in range(self.count)]
 
     def params(self) -> list[SamplingParams]:
-        """Of each request."""
         return [
             SamplingParams(
                 temperature=0.8 * (i % 2),
@@ -100,3 +96,20 @@ class Family:
     def name(self) -> str:
         """Of its tests."""
         return f"{self.architecture}: {self.feature}" if self.feature else self.architecture
+
+
+def random_family(architecture: str, config: Any, feature: str = "", **rest: Any) -> Family:
+    """A target of random weights with this configuration."""
+    return Family(architecture, partial(make_random_target, config), feature, **rest)
+
+
+def word_tokenizer(names: Sequence[str], added: Sequence[str] = (), **rest: Any) -> Any:
+    """Of words between spaces; the first two names begin and end a text."""
+    words = Tokenizer(
+        models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[0])
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_tokens(list(added))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token=names[0], eos_token=names[1], pad_token=names[1], **rest
+    )

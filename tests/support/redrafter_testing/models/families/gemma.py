@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 and Gemma 4: of text, and with images, whose tokens see one another."""
+"""Gemma 3 and Gemma 4: of text, and Gemma 3 with images, whose tokens see one another."""
 
-import json
 import random
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,14 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from redrafter_testing.models.families.family import SIZES, Family, Questions
-from redrafter_testing.models.tiny_models import make_random_target
+from redrafter_testing.models.families.family import (
+    SIZES,
+    Family,
+    Questions,
+    random_family,
+    word_tokenizer,
+)
 from redrafter_testing.requests.answers import single_tokens_of
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -61,15 +63,8 @@ SIGNS = {
     "boi_token": "<boi>",
     "eoi_token": "<eoi>",
     "image_token": "<image>",
-    "boa_token": "<boa>",
-    "eoa_token": "<eoa>",
-    "audio_token": "<audio>",
 }
 IMAGE_TOKENS = 16
-
-
-def _text(architecture: str, config: Any, feature: str) -> Family:
-    return Family(architecture, partial(make_random_target, config), feature)
 
 
 def make_seeing_gemma3(folder: Path) -> Path:
@@ -116,83 +111,16 @@ def make_seeing_gemma3(folder: Path) -> Path:
     return folder
 
 
-def make_seeing_gemma4(folder: Path) -> Path:
-    """Random weights, a tokenizer and a processor: an image is at most 70 tokens, the fewest that
-    vLLM takes."""
-    tokenizer = _tokenizer()
-    vision = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "patch_size": 2,
-        "pooling_kernel_size": 2,
-        "position_embedding_size": 128,
-        "default_output_length": 70,
-        "initializer_range": 0.3,
-    }
-    text = {
-        **EFFICIENT,
-        "vocab_size": len(tokenizer),
-        "vocab_size_per_layer_input": len(tokenizer),
-        "sliding_window": 96,
-        "use_bidirectional_attention": "vision",
-    }
-    config = transformers.Gemma4Config(
-        text_config=text,
-        vision_config=vision,
-        boi_token_id=tokenizer.boi_token_id,
-        eoi_token_id=tokenizer.eoi_token_id,
-        image_token_id=tokenizer.image_token_id,
-    )
-    torch.manual_seed(5)
-    model = transformers.Gemma4ForConditionalGeneration(config).float()
-    for name, parameter in model.named_parameters():
-        if "language_model" in name and ".post_" in name:
-            torch.nn.init.constant_(parameter, 15.0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    processor = {
-        "processor_class": "Gemma4Processor",
-        "image_processor_type": "Gemma4ImageProcessor",
-        "feature_extractor_type": "Gemma4AudioFeatureExtractor",
-        "patch_size": vision["patch_size"],
-        "pooling_kernel_size": vision["pooling_kernel_size"],
-        "max_soft_tokens": vision["default_output_length"],
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    return folder
-
-
 def _tokenizer() -> Any:
     names = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(WORDS))]
-    words = Tokenizer(
-        models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
-    )
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.add_tokens(NEWLINES)
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="</s>",
-        extra_special_tokens=SIGNS,
-    )
+    return word_tokenizer(names, NEWLINES, extra_special_tokens=SIGNS)
 
 
 @dataclass(frozen=True)
 class Seeing(Questions):
-    """Requests with no image, with one, and with two.
-
-    Attributes:
-        sign: what stands for an image in a prompt.
-    """
-
-    sign: str = ""
+    """Requests with no image, with one, and with two."""
 
     def run(self, llm: Any) -> list[list[int]]:
-        """The answers' tokens."""
         prompts = [self._prompt(i) for i in range(self.count)]
         return single_tokens_of(llm.generate(prompts, self.params(), use_tqdm=False))
 
@@ -204,16 +132,12 @@ class Seeing(Questions):
             Image.fromarray(pixels.integers(0, 256, (16, 16, 3), dtype=np.uint8))
             for _ in range(count)
         ]
-        text = " ".join(["w1", *[self.sign, "w2"] * count, *words])
+        text = " ".join(["w1", *[SIGNS["boi_token"], "w2"] * count, *words])
         return {"prompt": text, "multi_modal_data": {"image": pictures}}
 
 
-SEEING = {
-    "skip_tokenizer_init": False,
-    "disable_chunked_mm_input": True,  # as vLLM has it on a GPU
-}
 GEMMA = (
-    _text(
+    random_family(
         "Gemma3ForCausalLM",
         transformers.Gemma3TextConfig(**GEMMA3),
         "a sliding window in every other layer",
@@ -223,28 +147,22 @@ GEMMA = (
         make_seeing_gemma3,
         "images, whose tokens see one another (PrefixLM)",
         vocab_size=len(_tokenizer()),
-        questions=partial(Seeing, sign=SIGNS["boi_token"]),
-        arguments={**SEEING, "limit_mm_per_prompt": {"image": 2}},
+        questions=Seeing,
+        arguments={
+            "skip_tokenizer_init": False,
+            "disable_chunked_mm_input": True,  # as vLLM has it on a GPU
+            "limit_mm_per_prompt": {"image": 2},
+        },
         is_prefix_lm=True,
     ),
-    _text(
+    random_family(
         "Gemma4ForCausalLM",
         transformers.Gemma4TextConfig(**EFFICIENT),
         "heads of 256 and 512, K and V shared by layers, embeddings of each layer",
     ),
-    _text(
+    random_family(
         "Gemma4ForCausalLM",
         transformers.Gemma4TextConfig(**EXPERTS),
         "experts, K for V in every other layer",
-    ),
-    Family(
-        "Gemma4ForConditionalGeneration",
-        make_seeing_gemma4,
-        "images, whose tokens see one another in layers with a window",
-        vocab_size=len(_tokenizer()),
-        questions=partial(Seeing, sign=SIGNS["image_token"]),
-        arguments={**SEEING, "limit_mm_per_prompt": {"image": 2, "video": 0}},
-        batched_tokens=96,
-        is_prefix_lm=True,
     ),
 )

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from redrafter_testing.models.families.family import SIZES, Family, Questions
+from redrafter_testing.models.families.family import SIZES, Family, Questions, word_tokenizer
+from redrafter_testing.requests.answers import single_tokens_of
 
 WORDS = [f"w{i}" for i in range(18)]
 QWEN = {
@@ -58,29 +58,19 @@ VISION: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Looking:
-    """Questions about images, every other one sampled with a seed.
+class Looking(Questions):
+    """Questions about images, which are black where blank; `mark` stands for one in a prompt."""
 
-    Attributes:
-        count: how many.
-        tokens: the most that one is answered with.
-        mark: what stands for an image in a prompt.
-        blank: the images are black.
-    """
-
-    count: int
-    tokens: int
-    mark: str
+    mark: str = ""
     blank: bool = False
 
     def run(self, llm: Any) -> list[list[int]]:
         """The answers' tokens; then those to the same texts and images with another end."""
-        params = Questions(self.count, self.tokens).params()
-        answers = [
-            llm.generate([self._prompt(i, end) for i in range(self.count)], params, use_tqdm=False)
-            for end in WORDS[:2]
-        ]
-        return [list(a.outputs[0].token_ids) for of_end in answers for a in of_end]
+        tokens = []
+        for end in WORDS[:2]:
+            prompts = [self._prompt(i, end) for i in range(self.count)]
+            tokens += single_tokens_of(llm.generate(prompts, self.params(), use_tqdm=False))
+        return tokens
 
     def _prompt(self, i: int, end: str) -> dict[str, Any]:
         """An image; text alone; several images; more than a step reads, an image in its midst."""
@@ -99,26 +89,14 @@ class Looking:
 def make_vision_target(
     config: Any, special: dict[str, str], processors: tuple[str, str], folder: Path
 ) -> Path:
-    """Random weights, a tokenizer and a processor.
-
-    Args:
-        config: the target's.
-        special: the tokens behind WORDS, see QWEN.
-        processors: transformers' classes of processor and image processor.
-        folder: where to write them.
-    """
+    """Random weights, a tokenizer (`special`: its tokens behind WORDS) and a processor."""
     torch.manual_seed(5)
     model = transformers.AutoModelForImageTextToText.from_config(config).float()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    known = {name: i for i, name in enumerate(("<s>", "</s>", *WORDS))}
-    words = Tokenizer(models.WordLevel(known, unk_token="<s>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="</s>"
-    )
+    tokenizer = word_tokenizer(["<s>", "</s>", *WORDS])
     tokenizer.add_special_tokens({"additional_special_tokens": list(special.values())})
     tokenizer.save_pretrained(folder)
     processor = {

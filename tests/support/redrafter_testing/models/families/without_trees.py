@@ -5,25 +5,22 @@ They show in their configuration what they are, so no weights are made.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import AutoConfig
 
+from redrafter_testing.models.families import family
+
 VOCAB, HIDDEN = 512, 128
 SIZES: dict[str, Any] = {
+    **family.SIZES,
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
-    "intermediate_size": 256,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
 }
 MLA = {
     **SIZES,
@@ -43,34 +40,23 @@ REFUSED_ON_CPUS = {
 CHUNKS = "its attention is local to chunks of 32 tokens"
 
 
-@dataclass(frozen=True)
-class FamilyWithoutTrees:
-    """Targets of one class that neither engine verifies trees on.
-
-    Attributes:
-        architecture: the class's name in vLLM; docs/compatibility.md has a row with it.
-        model_type: as transformers calls it.
-        message: a pattern of why.
-        sizes: of the configuration.
-    """
+class FamilyWithoutTrees(NamedTuple):
+    """A class that neither engine verifies trees on, in transformers, and a pattern of why."""
 
     architecture: str
     model_type: str
     message: str
-    sizes: Mapping[str, Any] = field(default_factory=lambda: SIZES)
+    sizes: Mapping[str, Any] = SIZES
 
     def make(self, folder: Path) -> Path:
         """Write its configuration."""
-        config = AutoConfig.for_model(self.model_type, **self.sizes)
+        config = AutoConfig.for_model(self.model_type, **deepcopy(dict(self.sizes)))
         config.architectures = [self.architecture]
         config.save_pretrained(folder)
         return folder
 
 
-def _text(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    return {"text_config": dict(sizes)}
-
-
+TEXT = {"text_config": SIZES}
 CHUNKED = {**SIZES, "attention_chunk_size": 32}
 SPEECH = {
     "vocab_size": VOCAB,
@@ -86,8 +72,8 @@ CHAINED = (
     FamilyWithoutTrees("DeepseekV3ForCausalLM", "deepseek_v3", LATENT, MLA),
     FamilyWithoutTrees("Glm4MoeLiteForCausalLM", "glm4_moe_lite", LATENT, MLA),
     FamilyWithoutTrees("Qwen3NextForCausalLM", "qwen3_next", STATE),
-    FamilyWithoutTrees("Qwen3_5ForConditionalGeneration", "qwen3_5", STATE, _text(SIZES)),
-    FamilyWithoutTrees("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", STATE, _text(SIZES)),
+    FamilyWithoutTrees("Qwen3_5ForConditionalGeneration", "qwen3_5", STATE, TEXT),
+    FamilyWithoutTrees("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", STATE, TEXT),
     FamilyWithoutTrees("NemotronHForCausalLM", "nemotron_h", STATE),
     FamilyWithoutTrees("GraniteMoeHybridForCausalLM", "granitemoehybrid", STATE),
     FamilyWithoutTrees("JambaForCausalLM", "jamba", STATE),
@@ -99,7 +85,9 @@ CHAINED = (
         {**SIZES, "layer_types": ["conv", "full_attention"] * 2},
     ),
     FamilyWithoutTrees("Llama4ForCausalLM", "llama4_text", CHUNKS, CHUNKED),
-    FamilyWithoutTrees("Llama4ForConditionalGeneration", "llama4", CHUNKS, _text(CHUNKED)),
+    FamilyWithoutTrees(
+        "Llama4ForConditionalGeneration", "llama4", CHUNKS, {"text_config": CHUNKED}
+    ),
 )
 REFUSED = (
     FamilyWithoutTrees("WhisperForConditionalGeneration", "whisper", "encoder-decoder", SPEECH),
