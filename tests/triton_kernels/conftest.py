@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from redrafter_testing.gpu.triton_interpreter import Memory, import_interpreted, interpreted
+from vllm_redrafter import triton_kernels
 
 if TYPE_CHECKING:
     from redrafter_testing.gpu.tree_attention_launch import Launch
@@ -18,27 +20,8 @@ ON_GPU = torch.cuda.is_available()
 
 # Before any test module of this folder imports them.
 if not ON_GPU:
-    import_interpreted(
-        "vllm_redrafter.triton_kernels.accept_path",
-        "vllm_redrafter.triton_kernels.build_tree_kernels",
-        "vllm_redrafter.triton_kernels.build_tree",
-        "vllm_redrafter.triton_kernels.compact_kv",
-        "vllm_redrafter.triton_kernels.draft_layers",
-        "vllm_redrafter.triton_kernels.find_matches",
-        "vllm_redrafter.triton_kernels.join_matches",
-        "vllm_redrafter.triton_kernels.gated_layer",
-        "vllm_redrafter.triton_kernels.ordered_keys",
-        "vllm_redrafter.triton_kernels.top_candidates",
-        "vllm_redrafter.triton_kernels.candidates",
-        "vllm_redrafter.triton_kernels.gather_dot",
-        "vllm_redrafter.triton_kernels.grow_beams",
-        "vllm_redrafter.triton_kernels.observe_nodes",
-        "vllm_redrafter.triton_kernels.observe_matches",
-        "vllm_redrafter.triton_kernels.stage_trees",
-        "vllm_redrafter.triton_kernels.rope_positions",
-        "vllm_redrafter.triton_kernels.tree_attention_kernels",
-        "vllm_redrafter.triton_kernels.tree_attention",
-    )
+    found = iter_modules(triton_kernels.__path__, f"{triton_kernels.__name__}.")
+    import_interpreted(*(module.name for module in found))
 
 
 @pytest.fixture(scope="session")

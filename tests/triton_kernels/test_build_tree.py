@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees built on the device are those that TokenTree builds."""
+"""Trees built on the device are those that TokenTree builds; what does not fit is refused."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from redrafter_testing.algorithm.tree_batches import GARBAGE
+from redrafter_testing.algorithm.tree_batches import GARBAGE, strided
 from redrafter_testing.gpu.built_trees import (
     FIELDS,
     SENTINEL,
@@ -18,9 +21,11 @@ from redrafter_testing.gpu.built_trees import (
     random_search,
     roots,
 )
+from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES, TOP_TOKENS
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.build_tree import (
+    MAX_CANDIDATES,
     DraftRows,
     NodeLimits,
     ScoredTrees,
@@ -36,20 +41,6 @@ def poisoned_pointers(explored: ExploredNodes) -> torch.Tensor:
     nowhere = explored.log_probs == -math.inf
     nowhere[:, 0] = True
     return explored.back_pointers.masked_fill(nowhere, GARBAGE)
-
-
-def check(device: torch.device, explored: ExploredNodes, max_nodes: int) -> TreeBuffers:
-    """Every field is the reference's; the buffers' other requests are untouched."""
-    requests = len(explored.tokens)
-    out = buffers(device, requests + 1, max_nodes)
-    given = replace(explored, back_pointers=poisoned_pointers(explored))
-    assert build_tree(roots(requests).to(device), *on(device, given), out) is out
-    expected = TokenTree.from_explored(roots(requests), explored, max_nodes)
-    for name in FIELDS:
-        found = getattr(out, name).cpu()
-        assert torch.equal(found[:requests], getattr(expected, name)), name
-        assert (found[requests:] == SENTINEL).all(), f"{name}: another request's is written"
-    return out
 
 
 # What a kernel is compiled for varies little: on a GPU, each combination takes seconds.
@@ -144,15 +135,91 @@ def test_searches_of_any_size_make_trees(
     device: torch.device, length: int, width: int, max_nodes: int
 ) -> None:
     """More slots than candidates and fewer; widths that are no power of two; a chain; a star."""
-    check(device, random_search(1, length, width), max_nodes)
-
-
-def test_a_smaller_tree_leaves_nothing_of_a_larger_one(device: torch.device) -> None:
-    large, small = random_search(2, 4, 3), random_search(2, 4, 3, seed=1)
-    small = replace(small, log_probs=small.log_probs.masked_fill(small.log_probs < -1, -math.inf))
-    out = check(device, small, 9)
-    first = {name: getattr(out, name).clone() for name in FIELDS}
-    for explored in (large, small):
-        build_tree(roots(2).to(device), *on(device, explored), out)
+    explored, out = random_search(1, length, width), buffers(device, 2, max_nodes)
+    given = replace(explored, back_pointers=poisoned_pointers(explored))
+    assert build_tree(roots(1).to(device), *on(device, given), out) is out
+    expected = TokenTree.from_explored(roots(1), explored, max_nodes)
     for name in FIELDS:
-        assert torch.equal(getattr(out, name), first[name])
+        found = getattr(out, name).cpu()
+        assert torch.equal(found[:1], getattr(expected, name)), name
+        assert (found[1] == SENTINEL).all(), f"{name}: another request's is written"
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """The same shape, but not contiguous."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    *((name, Tensor.short) for name in ("root_tokens", "tokens", "back_pointers", "log_probs")),
+    *((name, transposed) for name in ("tokens", "back_pointers", "log_probs")),
+    *((name, lambda x: x.to("meta")) for name in ("root_tokens", "back_pointers", "log_probs")),
+    *((name, lambda tensor: tensor[:1]) for name in ("root_tokens", "back_pointers", "log_probs")),
+    ("root_tokens", strided),
+    ("root_tokens", lambda root: root.unsqueeze(1)),
+    ("tokens", lambda tokens: tokens[0]),
+    ("tokens", lambda tokens: tokens.repeat(1, 1, 200)),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_candidates_that_do_not_fit_are_refused_by_name(
+    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
+) -> None:
+    tokens, back_pointers, log_probs = on(device, random_search(2, 3, 4))
+    good: dict[str, Any] = {
+        "root_tokens": roots(2).to(device),
+        "tokens": tokens,
+        "back_pointers": back_pointers,
+        "log_probs": log_probs,
+        "out": buffers(device, 2, 5),
+    }
+    bad = good | {name: spoil(good[name])}
+    if name == "tokens" and bad["tokens"].shape[-1] > 4:
+        bad |= {x: bad[x].repeat(1, 1, 200) for x in ("back_pointers", "log_probs")}
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        build_tree(**bad)
+    assert (good["out"].tokens == SENTINEL).all()
+
+
+def test_the_widest_search_and_all_paths_are_not_too_many() -> None:
+    assert LONGEST_PATH * (TOP_TOKENS + MOST_MATCHES) <= MAX_CANDIDATES
+
+
+def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None:
+    explored = ExploredNodes(*(torch.zeros(2, 2, 3) for _ in range(3)))
+    arguments = (roots(2), explored.tokens.long(), explored.back_pointers.long())
+    numbers = torch.zeros(2, dtype=torch.int32)
+    tokens, probs = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4)
+    node_limits = NodeLimits(numbers, numbers)
+    wide, entries = torch.zeros(2, 2, 3), torch.zeros(2, dtype=torch.int64)
+    for changed, named in (
+        ({"log_odds": wide[..., :2]}, "log_odds"),
+        ({"match_lengths": wide.long()}, "match_lengths"),
+        ({"entries": entries.float()}, "entries: expected int32 or int64"),
+        ({"entries": entries[:1]}, r"entries: expected \[2\], got \[1\]"),
+        ({"node_limits": NodeLimits(numbers.bool(), numbers)}, "node_limits.chains"),
+        ({"node_limits": NodeLimits(numbers, numbers[:1])}, "node_limits.limits"),
+        ({"rows": DraftRows(tokens[:, :3], None)}, "rows.tokens"),
+        ({"rows": DraftRows(tokens, probs), "node_limits": node_limits}, "rows.probs: need"),
+        (
+            {
+                "rows": DraftRows(tokens, probs[:1]),
+                "node_limits": node_limits,
+                "log_odds": explored.log_probs,
+            },
+            "rows.probs: must",
+        ),
+    ):
+        with pytest.raises(ValueError, match=named):
+            build_tree(*arguments, explored.log_probs, ScoredTrees(2, 4, "cpu"), **changed)
+
+
+def test_buffers_too_small_too_large_or_elsewhere_are_refused(device: torch.device) -> None:
+    inputs = on(device, random_search(2, 3, 4))
+    for out in (TreeBuffers(1, 5, device), TreeBuffers(2, 5, "meta")):
+        with pytest.raises(ValueError, match=r"\bout\b"):
+            build_tree(roots(2).to(device), *inputs, out)
+    for max_nodes in (0, 128, -1):
+        with pytest.raises(ValueError, match=r"^max_nodes must be 1 to 127"):
+            TreeBuffers(2, max_nodes, device)

@@ -52,10 +52,6 @@ def assert_same(found: TopTokens, expected: TopTokens) -> None:
     torch.testing.assert_close(found.normalisers.cpu(), expected.normalisers, rtol=1e-6, atol=1e-6)
 
 
-def check_top(device: torch.device, logits: Tensor, num: int) -> None:
-    assert_same(top_candidates(logits.to(device), num), naive_top_candidates(logits, num))
-
-
 def check_chosen(
     device: torch.device, logits: Tensor, requests: int, count: int, num: int = 4
 ) -> None:
@@ -108,87 +104,65 @@ def test_equal_and_impossible_candidates_are_ranked_by_token(device: torch.devic
     assert found.tokens[0].tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocabulary", [1, 49, 51, 2500])
-def test_the_best_are_those_of_a_sort(
-    device: torch.device, vocabulary: int, dtype: torch.dtype
-) -> None:
-    """Also where a block is not full, where it has fewer than 50 tokens, and many equal logits."""
-    check_top(device, random_logits(2, vocabulary, dtype), num=4)
-
-
-def test_the_lower_of_equal_tokens_come_first(device: torch.device) -> None:
-    """All equal: the 50 that are kept are the first; equal ones in two blocks; signed zeros."""
-    check_top(device, torch.full((1, 1100), -2.0), num=50)
-    logits = random_logits(1, 2100).clamp(max=0.0)
-    logits[0, [5, 1030, 2099]] = 7.0
-    logits[0, 100:160] = -0.0
-    check_top(device, logits, num=50)
-
-
-def test_impossible_tokens_weigh_nothing(device: torch.device) -> None:
-    logits = random_logits(3, 1100)
-    logits[0, 7:] = -torch.inf
-    logits[1] = -torch.inf
-    logits[2, ::2] = -torch.inf
-    check_top(device, logits, num=9)
-
-
-def test_rows_may_be_apart(device: torch.device) -> None:
-    """A view of a wider tensor, whose other columns are the best."""
-    wide = random_logits(2, 60)
-    wide[:, 40:] = 100.0
-    logits = wide[:, :40].to(device)
-    found = top_candidates(wide.to(device)[:, :40], 3)
-    assert torch.equal(found.tokens, top_candidates(logits.contiguous(), 3).tokens)
-
-
 @pytest.mark.parametrize("vocabulary", [1, 32_000, 128_256, 262_208, 600_000])
 def test_a_vocabulary_has_at_most_64_blocks(vocabulary: int) -> None:
     assert vocabulary <= 64 * vocabulary_block(vocabulary)
 
 
-@pytest.mark.parametrize(
-    ("logits", "num", "named"),
-    [
-        (torch.zeros(4), 1, "logits: expected"),
-        (torch.zeros(2, 4, dtype=torch.float64), 1, "logits: bf16"),
-        (torch.zeros(4, 2).t(), 1, "logits: the last dimension"),
-        (torch.zeros(2, 4), 51, "num"),
-        (torch.zeros(2, 0), 1, "logits: 0 tokens"),
-    ],
-)
-def test_logits_that_do_not_fit_are_named(logits: Tensor, num: int, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        top_candidates(logits, num)
+def tied_logits() -> Tensor:
+    """Equal ones in two blocks, more equal ones than are kept, signed zeros."""
+    logits = random_logits(2, 2100).clamp(max=0.0)
+    logits[0, [5, 1030, 2099]] = 7.0
+    logits[0, 100:160] = -0.0
+    logits[1] = -2.0
+    return logits
+
+
+def impossible_logits() -> Tensor:
+    logits = random_logits(3, 1100)
+    logits[0, 7:] = logits[1] = logits[2, ::2] = -torch.inf
+    return logits
+
+
+LOGITS = {
+    **{
+        f"{columns} tokens, {dtype}": random_logits(2, columns, dtype)
+        for columns in (1, 49, 51, 2500)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    },
+    "ties": tied_logits(),
+    "impossible tokens": impossible_logits(),
+    "rows apart": random_logits(2, 60)[:, :40],
+}
+
+
+@pytest.mark.parametrize("num", [4, 50])
+@pytest.mark.parametrize("logits", LOGITS.values(), ids=LOGITS)
+def test_the_best_are_those_of_a_sort(device: torch.device, logits: Tensor, num: int) -> None:
+    assert_same(top_candidates(logits.to(device), num), naive_top_candidates(logits, num))
 
 
 L, C = torch.zeros(4, 8), torch.zeros(2, 8).int()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("launch", "arguments", "named"),
     [
-        ((L.double(), 2, 4, 1), "logits: bf16"),
-        ((L, 3, 4, 1), "logits: 4 rows are not"),
-        ((L, 2, 0, 1), "count"),
-        ((L, 2, 4, 51), "num"),
+        (top_candidates, (L[0], 1), "logits: expected"),
+        (top_candidates, (L.double(), 1), "logits: bf16"),
+        (top_candidates, (L.t(), 1), "logits: the last dimension"),
+        (top_candidates, (L, 51), "num"),
+        (top_candidates, (L[:, :0], 1), "logits: 0 tokens"),
+        (choose_candidates, (L.double(), 2, 4, 1), "logits: bf16"),
+        (choose_candidates, (L, 3, 4, 1), "logits: 4 rows are not"),
+        (choose_candidates, (L, 2, 0, 1), "count"),
+        (choose_candidates, (L, 2, 4, 51), "num"),
+        (rank_candidates, (L.half(), C, 1), "logits: fp32"),
+        (rank_candidates, (L, C[:, :7], 1), "tokens"),
+        (rank_candidates, (L, C.long(), 1), "tokens: expected torch.int32"),
+        (rank_candidates, (L, C, 0), "num"),
     ],
 )
-def test_what_does_not_fit_a_choice_is_named(arguments: Any, named: str) -> None:
+def test_what_does_not_fit_is_named(launch: Any, arguments: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        choose_candidates(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ((L.half(), C, 1), "logits: fp32"),
-        ((L, C[:, :7], 1), "tokens"),
-        ((L, C.long(), 1), "tokens: expected torch.int32"),
-        ((L, C, 0), "num"),
-    ],
-)
-def test_what_does_not_fit_a_ranking_is_named(arguments: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        rank_candidates(*arguments)
+        launch(*arguments)

@@ -119,6 +119,8 @@ def test_attention_fits_the_architecture(
         assert kernel["stack"] == 0, "registers are spilled"
         assert kernel["shared"] <= LIMITS[architecture] and kernel["blocks"] >= 1
     assert attend["copy_bytes"] == 16
+    if case == "bf16" and architecture != "sm_100":
+        assert attend["ahead"] >= 2, "the next K and V are not under way while a step computes"
     if architecture == "sm_90" and case in ("bf16", "bf16, head size 80", "fp8"):
         assert attend["blocks"] >= 2, "two blocks share a multiprocessor of an H100"
     if case == "fp32":
@@ -127,14 +129,6 @@ def test_attention_fits_the_architecture(
         assert attend["instruction"] == "mma.sync", "it has no tile of 64 rows"
     else:
         assert attend["instruction"] == MATRIX.get(architecture, "mma.sync")
-
-
-@pytest.mark.parametrize("architecture", [a for a in LIMITS if a != "sm_100"])
-def test_keys_and_values_are_copied_ahead_of_their_use(
-    kernels: dict[str, Any], architecture: str
-) -> None:
-    """The loop begins a step while the next one's K and V are still under way."""
-    assert kernels[architecture]["bf16"][0]["ahead"] >= 2  # K and V
 
 
 def test_the_kernels_around_attention_spill_nothing(kernels: dict[str, Any]) -> None:

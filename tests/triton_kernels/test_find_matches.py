@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuations found on the device are those of the reference, which looks at every place."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -37,62 +37,44 @@ def find(
     return out
 
 
-def assert_found(
-    texts: list[list[int]], device: torch.device, num_paths: int = 2, path_length: int = 8
-) -> None:
-    out = find(texts, device, num_paths, path_length)
-    for request, text in enumerate(texts):
-        whole = torch.tensor([text])
-        num_tokens = torch.tensor([len(text)])
-        expected = reference.find_matches(whole, num_tokens, num_paths, path_length, VOCAB)
-        assert out.tokens[request].tolist() == expected.tokens[0].tolist(), text
-        assert out.lengths[request].tolist() == expected.lengths[0].tolist(), text
-
-
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of several tiles, the last of which is not full."""
     monkeypatch.setattr(kernel, "TILE", 8)
 
 
-def random_texts(seed: int, high: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randint(high, (length,), generator=generator).tolist()
-        for length in (1, 2, 7, 8, 9, 10, 33, 62)
-    ]
+# Few tokens, those at the vocabulary's end, and placeholders, which are no tokens.
+tokens = st.integers(0, 2) | st.integers(VOCAB - 2, VOCAB + 1)
+periodic = st.tuples(st.lists(tokens, min_size=1, max_size=4), st.integers(1, 62)).map(
+    lambda drawn: (drawn[0] * 62)[: drawn[1]]
+)
+texts = st.lists(st.lists(tokens, min_size=1, max_size=62) | periodic, min_size=1, max_size=4)
 
 
-TEXTS: dict[str, Callable[[], list[list[int]]]] = {
-    "of two tokens": lambda: random_texts(0, 2),
-    "one token repeated": lambda: [[3] * n for n in (1, 2, 3, 6, 9, 61)],
-    "periodic": lambda: [[*range(p)] * 20 for p in (1, 2, 3)] + [[7, *[1, 2, 3, 4] * 9]],
-    "of 1 to 6 tokens": lambda: [[1, 2, 1, 1, 2, 1][:n] for n in range(1, 7)],
-    "the vocabulary's end": lambda: [[999, 998, 999], [998, 999, 5, 998, 999], [999] * 7],
-    "placeholders": lambda: [
-        [1, 2, 1000, 1000, 1, 2],
-        [1, 1001, 1, 4, 1001, 1],
-        [1000] * 12,
-        [1, 2, 3, 4, 1000, 5, 1, 2],
-    ],
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_paths_are_the_reference_s(
-    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("num_paths", "path_length", "most_places", "tile"),
+    [(2, 8, kernel.MOST_PLACES, 8), (3, 3, 8, 32)],
+)
+@settings(max_examples=40, deadline=None)
+@given(texts=texts)
+def test_paths_of_any_text_are_the_reference_s(
+    device: torch.device,
+    num_paths: int,
+    path_length: int,
+    most_places: int,
+    tile: int,
+    texts: list[list[int]],
 ) -> None:
-    """Of any number and length; tiles grow with the text, so that they are not too many."""
-    assert_found(TEXTS[name](), device)
-    monkeypatch.setattr(kernel, "MOST_PLACES", 8)
-    assert MatchBuffers(1, 2, 8, 100, device).tile == 32
-    assert_found(TEXTS[name](), device, num_paths=3, path_length=3)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
-def test_paths_of_any_text_are_the_reference_s(text: list[int]) -> None:
-    assert_found([text], torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    """Tiles grow with the text, so that they are not too many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "MOST_PLACES", most_places)
+        assert MatchBuffers(1, 2, 8, 100, device).tile == tile
+        out = find(texts, device, num_paths, path_length)
+    for request, text in enumerate(texts):
+        whole, num_tokens = torch.tensor([text]), torch.tensor([len(text)])
+        expected = reference.find_matches(whole, num_tokens, num_paths, path_length, VOCAB)
+        assert out.tokens[request].tolist() == expected.tokens[0].tolist()
+        assert out.lengths[request].tolist() == expected.lengths[0].tolist()
 
 
 def test_each_request_has_the_paths_of_its_own_slot(device: torch.device) -> None:
@@ -123,9 +105,8 @@ def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None
         find_matches(**(arguments | changed), vocab_size=VOCAB, out=out)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "named"), [((5, 8, 20), "5 of 8"), ((2, 9, 20), "2 of 9"), ((2, 8, 2**29), "32 bits")]
-)
-def test_more_than_there_is_room_for_is_refused(sizes: tuple[int, ...], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        MatchBuffers(1, *sizes, "cpu")
+def test_more_than_there_is_room_for_is_refused() -> None:
+    cases = ((5, 8, 20), "5 of 8"), ((2, 9, 20), "2 of 9"), ((2, 8, 2**29), "32 bits")
+    for sizes, named in cases:
+        with pytest.raises(ValueError, match=named):
+            MatchBuffers(1, *sizes, "cpu")

@@ -20,16 +20,7 @@ GARBAGE = -77
 def naive_grow_beams(
     top: TopTokens, above: Tensor | None, beam_width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`grow_beams` by a stable sort, in float64.
-
-    Args:
-        top: as there.
-        above: [R, W] cumulative log-probabilities of the level above; None on level 0.
-        beam_width: W.
-
-    Returns:
-        (draft tokens [R, W], back-pointers [R, W], log-probabilities [R, W] float32).
-    """
+    """`grow_beams` by a stable sort, in float64: tokens, back-pointers, log-probabilities."""
     scores = top.logits.double() - top.normalisers.double()[:, None]
     if above is not None:
         scores = scores + above.double().reshape(-1, 1)

@@ -73,18 +73,14 @@ def assert_joined(explored: ExploredNodes, matches: ContextMatches, device: torc
     assert (out.log_odds[:REQUESTS] == -torch.inf).all()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_nodes_of_both_are_joined_as_by_the_reference(seed: int, device: torch.device) -> None:
-    assert_joined(*search_and_paths(seed), device)
-
-
 @pytest.mark.parametrize(
-    ("length", "width", "num_paths", "depth"), [(5, 1, 4, 2), (1, 4, 1, 8), (6, 17, 3, 6)]
+    "given", [*((seed,) for seed in range(6)), (0, 5, 1, 4, 2), (0, 1, 4, 1, 8), (0, 6, 17, 3, 6)]
 )
-def test_either_may_be_the_deeper_one(
-    length: int, width: int, num_paths: int, depth: int, device: torch.device
+def test_nodes_of_both_are_joined_as_by_the_reference(
+    given: tuple[int, ...], device: torch.device
 ) -> None:
-    assert_joined(*search_and_paths(0, length, width, num_paths, depth), device)
+    """Either may be the deeper one, or the wider one."""
+    assert_joined(*search_and_paths(*given), device)
 
 
 def test_paths_without_a_search_are_the_whole_grid(device: torch.device) -> None:

@@ -2,7 +2,7 @@
 """The batch's trees are the table's first nodes, and its rows have the positions n + depth."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,46 +12,13 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
-from vllm_redrafter.triton_kernels.stage_trees import (
-    StagedTrees,
-    stage_trees,
-)
+from vllm_redrafter.triton_kernels.rope_positions import add_depths
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 
 SENTINEL = -77
 
 
-def naive_stage_trees(
-    table: TreeBuffers,
-    idx_mapping: Tensor,
-    query_start_loc: Tensor,
-    cu_num_logits: Tensor,
-    seq_lens: Tensor,
-    positions: Tensor,
-) -> tuple[list[dict[str, list[int]]], list[int]]:
-    """`stage_trees` by loops: per request its fields, lists up to its last node; and positions."""
-    staged, new_positions = [], positions.tolist()
-    for request, slot in enumerate(idx_mapping.tolist()):
-        start, end = query_start_loc[request : request + 2].tolist()
-        logits = int(cu_num_logits[request + 1] - cu_num_logits[request])
-        nodes = min(int(table.num_nodes[slot]), logits)
-        root = end - logits
-        staged.append(
-            {
-                "tokens": table.tokens[slot, :nodes].tolist(),
-                "parents": table.parents[slot, :nodes].tolist(),
-                "depths": table.depths[slot, :nodes].tolist(),
-                "context_len": [int(seq_lens[request]) - (end - start)],
-                "row_start": [root],
-            }
-        )
-        for node in range(logits):
-            depth = int(table.depths[slot, node]) if node < nodes else 0
-            new_positions[root + node] = int(positions[root]) + depth
-    return staged, new_positions
-
-
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One request of a batch: its slot, context, query rows, and how many of them have logits."""
 
     slot: int
@@ -68,49 +35,70 @@ def table_of(trees: Sequence[Sequence[int]], max_nodes: int, device: torch.devic
     return table
 
 
+def with_depths(
+    positions: list[int], roots: Sequence[int], logits: Sequence[int], depths: Sequence[list[int]]
+) -> list[int]:
+    """The positions after staging: each row with logits has its root's and its node's depth."""
+    moved = [*positions]
+    for root, count, own in zip(roots, logits, depths, strict=True):
+        for node in range(count):
+            moved[root + node] = positions[root] + (own[node] if node < len(own) else 0)
+    return moved
+
+
 def check(
     device: torch.device,
     trees: Sequence[Sequence[int]],
     max_nodes: int,
     batch: Sequence[Request],
-    more_padding: int = 0,
-    integers: torch.dtype = torch.int64,
+    padding: int,
+    integers: torch.dtype,
 ) -> None:
-    """`stage_trees` does what the loops do, and leaves other rows and requests alone."""
-    table = table_of(trees, max_nodes, device)
-    starts = torch.tensor([0, *(r.query for r in batch)]).cumsum(0)
-    logits = torch.tensor([0, *(r.logits for r in batch)]).cumsum(0)
-    positions = torch.cat(
-        [torch.arange(r.context, r.context + r.query) for r in batch] + [torch.tensor([SENTINEL])]
-    )
-    arguments = (
-        torch.tensor([r.slot for r in batch], dtype=integers).to(device),
-        starts.to(torch.int32).to(device),
-        logits.to(torch.int32).to(device),
-        torch.tensor([r.context + r.query for r in batch], dtype=torch.int32).to(device),
-    )
-    staged, expected_positions = naive_stage_trees(table, *arguments, positions)
-    out = StagedTrees(len(batch) + more_padding + 1, max_nodes, device)
+    """Requests have their first nodes, and other rows and requests are left alone."""
+    table, out = table_of(trees, max_nodes, device), StagedTrees(9, max_nodes, device)
     for name in ("num_nodes", "context_lens", "row_start"):
         getattr(out, name).fill_(SENTINEL)
-    moved = positions.to(integers).to(device)
-    stage_trees(table, *arguments, moved, out, len(batch) + more_padding)
-    assert moved.tolist() == expected_positions
-    for i, expected in enumerate(staged):
-        nodes = int(out.num_nodes[i])
-        assert [int(out.context_lens[i])] == expected["context_len"]
-        assert [int(out.row_start[i])] == expected["row_start"]
+    ends = torch.tensor([0, *(r.query for r in batch)]).cumsum(0)
+    logits = torch.tensor([0, *(r.logits for r in batch)]).cumsum(0)
+    positions = [r.context + row for r in batch for row in range(r.query)] + [SENTINEL]
+    moved = torch.tensor(positions, dtype=integers, device=device)
+    cu_num_logits = logits.int().to(device)
+    stage_trees(
+        table,
+        torch.tensor([r.slot for r in batch], dtype=integers, device=device),
+        ends.int().to(device),
+        cu_num_logits,
+        torch.tensor([r.context + r.query for r in batch], dtype=torch.int32, device=device),
+        moved,
+        out,
+        len(batch) + padding,
+    )
+    roots = [int(end) - r.logits for end, r in zip(ends[1:], batch, strict=True)]
+    counts = [min(len(trees[r.slot]), r.logits) for r in batch]
+    depths = [table.depths[r.slot, :n].tolist() for n, r in zip(counts, batch, strict=True)]
+    expected = with_depths(positions, roots, [r.logits for r in batch], depths)
+    assert moved.tolist() == expected
+    # M-RoPE: of each dimension another root.
+    dimensions = [[7 * d + position for position in positions] for d in range(3)]
+    of_rope = torch.tensor(dimensions, device=device)
+    add_depths(out, cu_num_logits, of_rope)
+    assert of_rope.tolist() == [[7 * d + position for position in expected] for d in range(3)]
+    assert out.num_nodes[: len(batch)].tolist() == counts
+    assert out.row_start[: len(batch)].tolist() == roots
+    assert out.context_lens[: len(batch)].tolist() == [r.context for r in batch]
+    for i, (request, nodes) in enumerate(zip(batch, counts, strict=True)):
         for name in ("tokens", "parents", "depths"):
-            assert getattr(out, name)[i, :nodes].tolist() == expected[name]
-        assert torch.equal(out.ancestors[i], table.ancestors[batch[i].slot])
-    padded = slice(len(batch), len(batch) + more_padding)
-    assert not out.num_nodes[padded].any() and not out.context_lens[padded].any()
-    assert int(out.num_nodes[-1]) == int(out.context_lens[-1]) == SENTINEL
+            staged, of_table = getattr(out, name)[i], getattr(table, name)[request.slot]
+            assert staged[:nodes].tolist() == of_table[:nodes].tolist()
+        assert torch.equal(out.ancestors[i], table.ancestors[request.slot])
+    end = len(batch) + padding
+    for field in (out.num_nodes, out.context_lens):
+        assert not field[len(batch) : end].any() and (field[end:] == SENTINEL).all()
 
 
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_any_batch(device: torch.device, data: st.DataObject) -> None:
+def test_any_batch_is_staged(device: torch.device, data: st.DataObject) -> None:
     max_nodes = data.draw(st.sampled_from([1, 7, 31, 40]))
     slots = data.draw(st.integers(1, 4))
     nodes = [data.draw(st.integers(1, max_nodes + 1)) for _ in range(slots)]
@@ -121,14 +109,15 @@ def test_any_batch(device: torch.device, data: st.DataObject) -> None:
         more = data.draw(st.sampled_from([0, 0, 3])) if logits == 1 else 0
         batch.append(Request(slot, data.draw(st.integers(0, 90)), logits + more, logits))
     trees = [bushy(n, seed=n) for n in nodes]
-    check(device, trees, max_nodes, batch, more_padding=data.draw(st.integers(0, 2)))
+    integers = data.draw(st.sampled_from([torch.int32, torch.int64]))
+    check(device, trees, max_nodes, batch, data.draw(st.integers(0, 2)), integers)
 
 
-def test_arguments_that_do_not_fit_are_named(device: torch.device) -> None:
+def test_what_does_not_fit_a_batch_is_named(device: torch.device) -> None:
     table = table_of([bushy(4)], 3, device)
     out = StagedTrees(1, 3, device)
 
-    def integers(*values: int) -> torch.Tensor:
+    def integers(*values: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     batch = integers(0), integers(0, 4), integers(0, 4), integers(9), integers(5, 6, 7, 8)
@@ -145,3 +134,20 @@ def test_arguments_that_do_not_fit_are_named(device: torch.device) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             stage_trees(table, **{**good, **change})
+
+
+def test_what_does_not_fit_the_positions_is_named(device: torch.device) -> None:
+    staged, sums = StagedTrees(2, 3, device), torch.tensor([0, 2], device=device).int()
+    staged.row_start.zero_()
+    staged.num_nodes.fill_(1)
+    positions = torch.zeros(3, 9, dtype=torch.int64, device=device)
+    add_depths(staged, sums, positions)
+    for arguments, message in (
+        ((staged, sums.long(), positions), "cu_num_logits: expected torch.int32"),
+        ((staged, sums, positions[0]), "positions: expected two dimensions of torch.int64"),
+        ((staged, sums, positions.int()), "positions: expected two dimensions of torch.int64"),
+        ((staged, sums, positions.T), "positions"),
+        ((staged, sums.repeat(3), positions), "staged: 2 is too few, needed are 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            add_depths(*arguments)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from redrafter_testing.algorithm.tree_batches import bushy, chain, star
+from redrafter_testing.algorithm.tree_batches import bushy, chain, star, strided
 from redrafter_testing.gpu.tree_attention_launch import (
     DTYPES,
     FP8,
@@ -21,6 +22,7 @@ from redrafter_testing.gpu.tree_attention_launch import (
     Shape,
     names,
 )
+from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
@@ -34,15 +36,17 @@ def test_trees_and_plain_decodes_in_one_launch_are_exact(
     launch(MIXED, Shape(dtype=dtype)).check(num_parts=num_parts)
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_head_dim_is_exact(launch: Callable[..., Launch], head_dim: int) -> None:
-    shape = Shape(head_dim=head_dim, dtype=torch.bfloat16, kv_heads=1)
-    launch([(45, bushy(9)), (3, chain(4))], shape).check(num_parts=2)
+SHAPES = [
+    *(Shape(head_dim=size, dtype=torch.bfloat16, kv_heads=1) for size in HEAD_DIMS),
+    *(
+        Shape(layout=layout, dtype=torch.bfloat16, kv_heads=3, head_dim=80)
+        for layout in ("NHD", "HND", "one tensor", "side by side")
+    ),
+]
 
 
-@pytest.mark.parametrize("layout", ["NHD", "HND", "one tensor", "side by side"])
-def test_caches_may_have_any_strides(launch: Callable[..., Launch], layout: str) -> None:
-    shape = Shape(layout=layout, dtype=torch.bfloat16, kv_heads=3, head_dim=80)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_head_dim_and_layout_is_exact(launch: Callable[..., Launch], shape: Shape) -> None:
     launch([(45, bushy(9)), (16, chain(17))], shape).check(num_parts=2)
 
 
@@ -54,25 +58,6 @@ def test_an_fp8_cache_is_scaled(
 ) -> None:
     batch = launch(MIXED, Shape(dtype=dtype, cache_dtype=FP8, layout="one tensor"))
     batch.check(num_parts=num_parts, key_scale=0.25, value_scale=2.5)
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "window of one": {"sliding_window": 1},
-    "window within the tree": {"sliding_window": 5},
-    "window from the tree into the context": {"sliding_window": 20},
-    "window beyond everything": {"sliding_window": 1000},
-    "all at once": {"scale": 0.7, "soft_cap": 3.0, "sinks": True, "sliding_window": 9},
-}
-
-
-@pytest.mark.parametrize("num_parts", [1, 3])
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
-def test_every_variant_is_exact(
-    launch: Callable[..., Launch], variant: dict[str, Any], num_parts: int
-) -> None:
-    batch = launch([*MIXED, (64, chain(20)), (3, chain(20))])
-    sinks = {"sinks": batch.sinks} if "sinks" in variant else {}
-    batch.check(**variant | sinks, num_parts=num_parts)
 
 
 @pytest.mark.parametrize("num_parts", [1, 4])
@@ -168,12 +153,13 @@ shapes = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=40)
 @given(
     requests=requests_of_a_batch,
     shape=shapes,
     num_parts=st.sampled_from([1, 2, 5]),
-    window=st.just(0) | st.integers(1, 40),
+    window=st.just(0) | st.integers(1, 40) | st.just(1000),
+    scale=st.sampled_from([0.125, 0.7]),
     soft_cap=st.sampled_from([0.0, 2.0]),
     with_sinks=st.booleans(),
 )
@@ -183,6 +169,7 @@ def test_whatever_the_batch_it_is_exact(
     shape: Shape,
     num_parts: int,
     window: int,
+    scale: float,
     soft_cap: float,
     with_sinks: bool,
 ) -> None:
@@ -190,6 +177,79 @@ def test_whatever_the_batch_it_is_exact(
     batch.check(
         num_parts=num_parts,
         sliding_window=window,
+        scale=scale,
         soft_cap=soft_cap,
         sinks=batch.sinks if with_sinks else None,
     )
+
+
+def narrow(dim: int, size: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.narrow(dim, 0, size)
+
+
+TENSORS = (
+    *("query", "key_cache", "value_cache", "block_table", "context_lens", "query_start_loc"),
+    *("ancestors", "out", "depths", "sinks", "lse"),
+)
+REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
+    *((name, strided) for name in TENSORS),
+    *((name, lambda tensor: tensor.to("meta")) for name in TENSORS[1:]),
+    *((name, Tensor.half) for name in ("key_cache", "value_cache", "out", "lse")),
+    *((name, Tensor.long) for name in (*TENSORS[3:7], "depths")),
+    *((name, narrow(0, 1)) for name in (*TENSORS[2:5], "ancestors", "out", "depths", "sinks")),
+    ("query", Tensor.double),
+    ("query", lambda query: query[0]),
+    ("query", lambda query: query[..., :48]),
+    ("key_cache", lambda cache: cache.view(torch.int32)),
+    ("key_cache", lambda cache: cache.to(torch.float8_e5m2)),
+    ("key_cache", lambda cache: cache[0]),
+    ("key_cache", lambda cache: cache.repeat(1, 1, 3, 1)),
+    ("value_cache", lambda cache: cache[..., :32]),
+    ("value_cache", narrow(1, 8)),
+    ("value_cache", narrow(2, 1)),
+    ("block_table", narrow(1, 1)),
+    ("query_start_loc", narrow(0, 2)),
+    ("ancestors", narrow(1, 4)),
+    ("ancestors", narrow(2, 1)),
+    ("depths", narrow(1, 4)),
+    ("lse", narrow(1, 1)),
+    ("depths", lambda _: None),
+    ("sinks", Tensor.int),
+    ("max_nodes", lambda _: 0),
+    ("max_nodes", lambda _: 129),
+    ("num_parts", lambda _: 0),
+]
+
+
+@pytest.fixture(scope="module")
+def good_arguments(device: torch.device) -> dict[str, Any]:
+    launch = Launch(device, [(20, bushy(40)), (3, chain(5))], Shape(group=1))
+    arguments = launch.arguments() | {
+        "out": torch.empty_like(launch.query).contiguous(),
+        "depths": launch.depths,
+        "sliding_window": 3,
+        "sinks": launch.sinks,
+        "lse": launch.query.new_empty(launch.query.shape[:2]),
+        "num_parts": 2,
+    }
+    tree_attention(**arguments)
+    return arguments
+
+
+@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_what_does_not_fit_is_refused_by_name(
+    good_arguments: dict[str, Any], name: str, spoil: Callable[[Any], Any]
+) -> None:
+    bad = good_arguments | {name: spoil(good_arguments[name])}
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        tree_attention(**bad)
+
+
+def test_a_context_or_a_head_dim_without_room_is_refused(
+    device: torch.device, good_arguments: dict[str, Any]
+) -> None:
+    width = good_arguments["block_table"].shape[1]
+    with pytest.raises(ValueError, match=r"^block_table: .* which need"):
+        tree_attention(**good_arguments | {"max_context_len": width * 16})
+    with pytest.raises(ValueError, match="head_dim 72 is not supported"):
+        tree_attention(**Launch(device, [(3, [0])], Shape(head_dim=72)).arguments())

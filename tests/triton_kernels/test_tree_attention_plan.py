@@ -117,26 +117,6 @@ def test_parts_are_planned_for_the_fewest_requests_and_the_most_keys_that_there_
             batch(min_requests=wrong)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "group", "rows", "tiles"),
-    [
-        (1, 1, 16, 1),  # as few as a matrix instruction has
-        (9, 1, 16, 1),
-        (9, 4, 64, 1),  # 36 rows
-        (9, 8, 128, 1),  # 72 rows: 128 either way
-        (17, 4, 128, 1),
-        (17, 8, 64, 3),  # 136 rows: 192 instead of 256
-        (33, 4, 64, 3),  # 132 rows likewise
-        (33, 8, 64, 5),
-        (128, 8, 128, 8),
-    ],
-)
-def test_few_rows_are_padding(nodes: int, group: int, rows: int, tiles: int) -> None:
-    tile = choose_tile(nodes * group, 128, torch.bfloat16)
-    assert tile.rows == rows
-    assert padded(nodes * group, rows) == rows * tiles
-
-
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, **names)
 def test_tiles_are_what_triton_can_multiply(head_dim: int, dtype: torch.dtype) -> None:
