@@ -4,13 +4,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 
 from redrafter_testing.algorithm.budgets import CONFIG, Machine, machine, run, survival
-from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
+from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES
 from vllm_redrafter.budget.planner import (
     BLOCK,
     FIRST_INTERVAL,
@@ -50,20 +49,6 @@ def test_explorations_become_seldom() -> None:
     assert waits[-1] == LONGEST_INTERVAL
 
 
-def too_dear(
-    table: CostTable, busy: float, uneven: float, random: np.random.Generator
-) -> CostTable:
-    """Measured while all took `busy` times as long, and each entry up to `uneven` times that."""
-
-    def measured(entries: Any) -> Any:
-        return tuple(
-            entry._replace(seconds=entry.seconds * busy * random.uniform(1.0, uneven))
-            for entry in entries
-        )
-
-    return replace(table, draft=measured(table.draft), verify=measured(table.verify))
-
-
 def best_yield(machine: Machine, requests: int, accept: float) -> float:
     """Tokens per second of the best that can be run at every step."""
     best = requests / machine.step(PLAIN, requests)
@@ -94,29 +79,6 @@ def test_it_yields_what_the_best_search_yields() -> None:
         found.append(yields(planner, at, requests, accept, 600) / best)
     assert np.mean(found) >= 0.98
     assert min(found) >= 0.93
-
-
-@pytest.mark.parametrize(("accept", "rows"), [(0.05, (0.1, 0.3)), (0.8, (0.03, 0.1))])
-@pytest.mark.parametrize(("busy", "uneven"), [(1.0, 1.0), (1.0, 1.2), (4.0, 1.2)])
-def test_a_start_up_in_a_busy_moment_decides_neither_costs_nor_what_is_drafted(
-    busy: float, uneven: float, accept: float, rows: tuple[float, ...]
-) -> None:
-    random = np.random.default_rng(0)
-    for row, overhead, requests in product(rows, (0.0, 0.1), (1, 8)):
-        table = machine(row)
-        planner = BatchPlanner(CONFIG, too_dear(table, busy, uneven, random), 32)
-        at = Machine(table, overhead, trees=1.05, noise=0.05, cold=1.3)
-        shares = []
-        for steps in (100, 400, 100):
-            done = run(planner, at, requests, accept, steps)
-            shares.append(np.mean([nodes > 0 for _, nodes, *_ in done]))
-            for kind in (PLAIN, CHAINS, TREES):
-                assert (planner.times.step_seconds(kind, requests) > 0).all()
-            assert all(planner.times.draft_seconds(arm, requests) > 0 for arm in planner.arms[1:])
-        first, _, last = shares
-        assert last == pytest.approx(float(accept > 0.5), abs=0.1)
-        # What a drafter is worth of which nothing is known takes two blocks to learn.
-        assert first == pytest.approx(last, abs=0.1 if accept > 0.5 else 0.2)
 
 
 def test_a_drafter_that_becomes_good_is_used_and_one_that_becomes_useless_is_left() -> None:

@@ -10,8 +10,6 @@ from vllm_redrafter.drafting.acceptance_model import FIRST_REFIT, LONGEST_REFIT,
 
 DEPTHS = 3
 NODES = 40
-DRAFTS = 28
-"""Those after which a drafter is known: three refits."""
 
 
 def accepts(model: AcceptanceModel, sampled: bool) -> float:
@@ -29,21 +27,6 @@ def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
         model.observe(np.zeros(40, np.bool_), *nodes)
     assert accepts(model, True) == before
     assert accepts(model, False) > 0.9
-
-
-@pytest.mark.parametrize("nodes", [1, NODES])
-def test_refits_come_soon_and_then_more_seldom(nodes: int) -> None:
-    model, refits = AcceptanceModel(DEPTHS), []
-    before = accepts(model, False)
-    step = np.zeros(nodes, np.float32), np.ones(nodes, np.int32), np.ones(nodes, np.bool_)
-    for number in range(1, FIRST_REFIT + 4 * LONGEST_REFIT):
-        model.observe(np.zeros(nodes, np.bool_), *step)
-        if accepts(model, False) != before:
-            assert accepts(model, False) > before
-            refits.append(number)
-            before = accepts(model, False)
-    assert refits[0] == FIRST_REFIT
-    assert np.diff(refits).tolist() == [8, *[LONGEST_REFIT] * 3]
 
 
 def test_it_learns_what_the_estimator_of_any_device_learns() -> None:

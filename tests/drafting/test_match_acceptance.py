@@ -32,18 +32,9 @@ def test_what_is_accepted_is_learned_by_kind_length_and_depth() -> None:
     assert kept is found.probabilities, "engines hold it"
 
 
-def test_older_observations_fade() -> None:
-    found = MatchAcceptance(DEPTH)
-    one, size = np.zeros(1, dtype=np.bool_), int(MEMORY)
-    for accepted in (True, False):
-        for _ in range(8 * size):
+def test_older_observations_fade_and_what_was_never_accepted_keeps_a_probability() -> None:
+    found, one = MatchAcceptance(DEPTH), np.zeros(1, dtype=np.bool_)
+    for accepted, steps in ((True, 8), (False, 120)):
+        for _ in range(steps * int(MEMORY)):
             found.observe(one, np.ones(1, np.int64), np.ones(1, np.int32), np.array([accepted]))
-    assert found.probabilities[0, 0, 0] < 0.01
-
-
-def test_what_was_never_accepted_keeps_a_probability() -> None:
-    found = MatchAcceptance(DEPTH)
-    one = np.zeros(1, dtype=np.bool_)
-    for _ in range(120 * int(MEMORY)):
-        found.observe(one, np.ones(1, np.int64), np.ones(1, np.int32), one)
     assert found.probabilities[0, 0, 0] == pytest.approx(1 / MEMORY)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.budgets import best_trim
 from redrafter_testing.algorithm.context_matches import search_and_paths
+from redrafter_testing.algorithm.tree_batches import first_nodes
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.budget.choice import VerifyCosts, verify_everything
 from vllm_redrafter.config import TreeKind
@@ -90,7 +91,7 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         log_survival[of_kind] = model.log_survival(*(part[of_kind] for part in parts))
     ranked = replace(explored, log_probs=log_survival)
     expected = TokenTree.from_explored(roots, ranked, MAX_NODES, tree, chain)
-    expected = expected.prefix(request_nodes.int() + 1)
+    expected = first_nodes(expected, request_nodes + 1)
     # The same trees, with each node's index for its token.
     indices = torch.arange(length * width).view(1, length, width).expand_as(explored.tokens)
     marked = replace(ranked, tokens=indices)
@@ -148,7 +149,7 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
     ratio = np.where(sampled, costs.sampled_ratio, costs.greedy_ratio)[:, None]
     assert probable == pytest.approx(all_probable * ratio)
     kept, choice = best_trim(all_survival[:, 1:], sampled, costs)
-    assert_same(found, whole.prefix(torch.from_numpy(kept + 1).int()))
+    assert_same(found, first_nodes(whole, torch.from_numpy(kept + 1)))
     is_kept = np.arange(MAX_NODES + 1) <= kept[:, None]
     assert np.array_equal(log_odds, np.where(is_kept, all_log_odds, 0.0))
     assert np.array_equal(survival, np.where(is_kept, all_survival, 0.0))

@@ -38,12 +38,6 @@ def test_a_path_ends_before_what_is_no_token() -> None:
     assert found.lengths.tolist() == [[2, 0]]
 
 
-def test_what_repeats_with_a_period_goes_on_with_it() -> None:
-    found = find_matches(torch.tensor([[5, 1, 2, 3, 1, 2, 3, 1]]), torch.tensor([8]), 2, 7, 10)
-    assert found.tokens.tolist() == [[[2, 3, 1, 2, 3, 1, 2], [-1] * 7]]
-    assert found.lengths.tolist() == [[4, 0]]
-
-
 def is_node(nodes: JoinedNodes) -> torch.Tensor:
     return (nodes.explored.log_probs > -torch.inf) | (nodes.match_lengths > 0)
 

@@ -51,19 +51,6 @@ class TokenTree:
         """[R, K+1, words] int32: `ancestor_mask` as bit sets, 32 nodes to a word."""
         return pack_bits(self.ancestor_mask)
 
-    def prefix(self, num_nodes: Tensor | int) -> TokenTree:
-        """The same trees, cut to their first nodes (the root counted): again trees."""
-        kept = torch.as_tensor(num_nodes, device=self.num_nodes.device, dtype=torch.int32)
-        kept = torch.minimum(self.num_nodes, kept.expand_as(self.num_nodes))
-        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        cut = index >= kept.unsqueeze(1)
-        return TokenTree(
-            tokens=self.tokens.masked_fill(cut, -1),
-            parents=self.parents.masked_fill(cut, 0),
-            depths=self.depths.masked_fill(cut, 0),
-            num_nodes=kept,
-        )
-
     def select(self, requests: Tensor) -> TokenTree:
         """The trees of some requests: [N] int64 indices."""
         parts = self.tokens, self.parents, self.depths, self.num_nodes

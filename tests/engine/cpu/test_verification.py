@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from redrafter_testing.algorithm.tree_batches import bushy, token_trees
+from redrafter_testing.algorithm.tree_batches import bushy, first_nodes, token_trees
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -49,7 +49,7 @@ def test_each_request_has_the_scheduled_prefix_of_its_tree(seed: int) -> None:
     rows = step.root_rows.unsqueeze(1) + torch.arange(slots)
     tokens = input_ids[rows.clamp(max=total)]
     cut = TokenTree(tokens, drafted.parents[:, :slots], drafted.depths[:, :slots], num_nodes)
-    expected = cut.prefix(num_nodes)
+    expected = first_nodes(cut, num_nodes)
     for part in ("tokens", "parents", "depths", "num_nodes"):
         assert torch.equal(getattr(step.tree, part), getattr(expected, part)), part
 

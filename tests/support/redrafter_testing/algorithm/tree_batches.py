@@ -48,6 +48,14 @@ def token_trees(
     return TokenTree(all_tokens, all_parents, depths, num_nodes)
 
 
+def first_nodes(tree: TokenTree, num_nodes: Tensor) -> TokenTree:
+    """The same trees, cut to so many nodes each, [R], the root counted."""
+    kept = torch.minimum(tree.num_nodes, num_nodes.int())
+    cut = torch.arange(tree.tokens.shape[1]) >= kept.unsqueeze(1)
+    fields = (tree.tokens, -1), (tree.parents, 0), (tree.depths, 0)
+    return TokenTree(*(field.masked_fill(cut, unused) for field, unused in fields), kept)
+
+
 def poisoned(field: Tensor, tree: TokenTree) -> Tensor:
     """A copy of one of the tree's tensors, [R, T, ...], with garbage in the unused slots."""
     field = field.clone()
