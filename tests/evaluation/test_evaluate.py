@@ -9,10 +9,7 @@ from redrafter_testing.models.training_data import answered
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.evaluation.config import EvaluationConfig
-from vllm_redrafter.evaluation.evaluate import (
-    evaluate_shapes,
-    shapes,
-)
+from vllm_redrafter.evaluation.evaluate import evaluate_shapes, shapes
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.utils.errors import ConfigError

@@ -15,11 +15,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.replay.batches import TextBatch
-from vllm_redrafter.replay.estimate import (
-    Acceptance,
-    estimate_acceptance,
-    estimate_matches,
-)
+from vllm_redrafter.replay.estimate import Acceptance, estimate_acceptance, estimate_matches
 from vllm_redrafter.replay.target import read_target
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.policy import search_shape
@@ -150,3 +146,11 @@ def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> No
     both = replace(config, context_matches=2)
     # `a` went on with `b c a` too.
     assert estimate_matches(text, both, V) == Acceptance(2, 4, (1, 1, 1, *[0] * 5))
+
+
+def test_rows_follow_each_other_and_count_positions_anew() -> None:
+    blocks = [[answered([5, 6], [8]), answered([7], [9])], [answered([7], [9, 3, 4])]]
+    batch = TextBatch.of(blocks, min_length=6)
+    assert batch.tokens.tolist() == [[5, 6, 8, 7, 9, 0], [7, 9, 3, 4, 0, 0]]
+    assert batch.generated.int().tolist() == [[0, 0, 1, 0, 1, 0], [0, 1, 1, 1, 0, 0]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 0]]

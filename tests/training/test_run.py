@@ -42,9 +42,7 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     result, printed = run(job(target, data, tmp_path))
     assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
     assert "4 steps of 2 blocks on 1 × cpu" in printed and "tokens per target step" in printed
-    config = Checkpoint.open(str(tmp_path)).checked().head
-    assert (config.vocab_size, config.hidden_size) == (VOCAB_SIZE, 128)
-    assert config.target_layers == (1, 2)
+    assert Checkpoint.open(str(tmp_path)).checked().head.target_layers == (1, 2)
     record = read_config(str(tmp_path))
     assert record["speculators_config"]["verifier"]["name_or_path"] == str(target)
     (method,) = record["speculators_config"]["proposal_methods"]

@@ -40,7 +40,6 @@ class TextBatch:
         return cls(**padded)
 
     def to(self, device: torch.device | str) -> TextBatch:
-        """The same on another device."""
         values = (None if v is None else v.to(device) for v in vars(self).values())
         return TextBatch(*values)  # type: ignore[arg-type]
 

@@ -88,7 +88,6 @@ def estimate_shapes(
     """Replay the decoding of text that the transformers model `target` wrote, in several shapes.
 
     Args:
-        drafter: the draft head.
         rows: the text; each run of generated tokens is one answer.
         shapes: with `context_matches`, prompt-lookup (n-gram) matches are drafted besides.
         batch_size: rows read by the target at once.
@@ -115,11 +114,9 @@ def estimate_matches(rows: TextRows, shape: ReDrafterConfig, vocab_size: int) ->
 def compare_candidates(
     drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig
 ) -> dict[int, Acceptance]:
-    """Replay the decoding of target-written text with various numbers of candidates.
+    """Replay the decoding of target-written text, by number of candidates; 0 is all tokens.
 
-    Returns:
-        By number, 0 for the whole draft vocabulary; empty where the head selects no candidates
-        for drafts of this length.
+    Empty where the head selects no candidates for drafts of this length.
     """
     config = drafter.config
     if not 1 < shape.beam_length <= 1 + config.selected_depths:
@@ -166,8 +163,7 @@ def _replay(
 ) -> Acceptance:
     """Decode all answers of a batch at once, as the engine would.
 
-    The first token of an answer comes from the prefill; the steps that follow output the rest.
-    The last step's tokens beyond the end of the answer do not count.
+    The prefill outputs an answer's first token. Tokens beyond the answer's end do not count.
     """
     of_matches = shape.path_length if shape.context_matches else 0
     depth = max(shape.beam_length if search else 0, of_matches)

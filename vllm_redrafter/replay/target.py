@@ -61,8 +61,7 @@ def load_target(
 ) -> Any:
     """Load a causal language model, frozen and in eval mode; ConfigError where that cannot be.
 
-    The dtype "auto" is the checkpoint's own; the device "auto" spreads the parameters over GPUs,
-    memory and disk (accelerate's device map).
+    The dtype "auto" is the checkpoint's own, the device "auto" accelerate's device map.
     """
     device_map = "auto" if device == "auto" else None
     name, factory = target.name, model_factory(target.config)
@@ -106,10 +105,7 @@ def _not_run(name: str, error: Exception) -> ConfigError:
 def load_ends(
     target: Target, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> Any:
-    """Load a target without its layers, which are not read from its files either.
-
-    ConfigError where it has no safetensors, is quantised, or its files lack one of the parts.
-    """
+    """Load a target without its layers, which are not read either; ConfigError as for the whole."""
     name, config = target.name, deepcopy(target.config)
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(
@@ -144,10 +140,7 @@ def load_ends(
 
 @torch.no_grad()
 def final_norm(target: Any) -> Callable[[Tensor], Tensor]:
-    """What the target does to the last layer's output, found in what `load_ends` gives.
-
-    Without layers, the norm's output is the model's. ConfigError where no module has it.
-    """
+    """The target's final norm, found in what `load_ends` returns; ConfigError where it has none."""
     outputs: list[tuple[nn.Module, Any]] = []
     hooks = [
         module.register_forward_hook(lambda module, _, output: outputs.append((module, output)))
@@ -222,8 +215,7 @@ def _read_apart(target: Any, batch: TextBatch, layers: Sequence[int]) -> Tensor:
 def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tensor:
     """[B, T, (1 + n) H]: the last hidden state after the final norm, then those of n layers.
 
-    Layers are in ascending order, see `target_layers.py`; ConfigError where the target's class
-    does not return them.
+    Layers are in ascending order; ConfigError where the target's class does not return them.
     """
     text = target.config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
@@ -246,10 +238,7 @@ def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tenso
 
 
 class TargetHead:
-    """From hidden states to logits, as the target itself does it, for any part of the positions.
-
-    ConfigError where the target computes its logits in another way, as a few tokens show.
-    """
+    """The target's logits of hidden states; ConfigError where a few tokens give others."""
 
     def __init__(self, target: Any) -> None:
         config = target.config.get_text_config()

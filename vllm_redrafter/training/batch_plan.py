@@ -52,8 +52,7 @@ class BatchPlan:
         self.batch_size, self.seed = batch_size, seed
 
     def epoch(self, number: int) -> list[list[list[int]]]:
-        """Per step, per block, its rows; blocks that fill no whole step are left out, unless
-        there are no others."""
+        """Per step, per block, its rows, in whole steps; with too few blocks, one short step."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = torch.randperm(len(self.lengths), generator=generator).tolist()
         blocks = pack(self.lengths, order, self.block_length)

@@ -83,10 +83,7 @@ class Checkpoints:
         return progress
 
     def newest(self, record: dict[str, Any] | None = None) -> RunProgress:
-        """The newest checkpoint's progress.
-
-        ConfigError where there is none, it is damaged, or its record is not `record`.
-        """
+        """The newest one's progress; ConfigError if missing, damaged, or of another `record`."""
         if not (paths := self.paths()):
             raise ConfigError(f"{self.folder}: no checkpoint to resume from; leave --resume out")
         try:

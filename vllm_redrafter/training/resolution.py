@@ -37,7 +37,6 @@ def resolve(
     """Read data, configurations and checkpoints, but no weights, and plan the training.
 
     Args:
-        job: what to train.
         processes: how many, and of which kind of device.
         resume: go on from the newest checkpoint in the output folder.
         dry_run: nothing will be written: an earlier run's checkpoints may be there.

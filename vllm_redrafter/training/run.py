@@ -45,8 +45,6 @@ def train(
     """Train a drafter and write its folder.
 
     Args:
-        job: what to train.
-        console: where to print.
         resume: go on from the newest checkpoint in the output folder.
         dry_run: print the plan, take one step, write nothing; returns None.
 

@@ -6,11 +6,7 @@ from throughput_parts.engine import Generation, Run
 from throughput_parts.methods import Method
 from throughput_parts.report import Row, measurements, summarise, with_totals
 
-from redrafter_testing.benchmarks.throughput_runs import (
-    PARTS,
-    measured,
-    run,
-)
+from redrafter_testing.benchmarks.throughput_runs import PARTS, measured, run
 
 
 def test_outputs_are_compared_with_the_same_repeats_plain_decoding() -> None:
