@@ -38,13 +38,12 @@ def written(tokenizer: Any, template: str, messages: list[dict[str, str]] = MESS
     return str(ChatTemplate(tokenizer).apply(messages))
 
 
-TRIMMED = "<s>system\nlist<s>user\nvalue 1<s>assistant\nname</s><s>user\nvalue 2<s>assistant\n"
-
-
-@pytest.mark.parametrize("template", [PARTS, LOOP, EITHER, APPENDING], ids=str)
+@pytest.mark.parametrize("template", [PARTS, LOOP, APPENDING], ids=str)
 def test_all_that_was_said_is_in_what_the_target_is_sent(tokenizer: Any, template: str) -> None:
     text = written(tokenizer, template)
-    assert text.replace("value 1 <", "value 1<") == TRIMMED
+    assert text.replace("value 1 <", "value 1<") == (
+        "<s>system\nlist<s>user\nvalue 1<s>assistant\nname</s><s>user\nvalue 2<s>assistant\n"
+    )
     tokens = ChatTemplate(tokenizer).apply(MESSAGES, tokenize=True)
     assert tokens == tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -65,14 +64,10 @@ def test_it_is_what_vllms_server_sends(tokenizer: Any, template: str) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        APPENDING,
-        APPENDING.replace("m['content']", "m.content | trim"),
         APPENDING.replace("m['content']", "m.content | tojson"),
-        APPENDING.replace("m['content']", "m.content + '.'"),
         APPENDING.replace("m['content']", "m.content.strip()"),
         "{{ messages | length }}",
         "{{ raise_exception('no') }}",
-        "{% if %}",
         None,
     ],
     ids=str,
@@ -87,8 +82,6 @@ def test_a_template_that_takes_text_stays_as_it_is(tokenizer: Any, template: str
     [
         ("{{ raise_exception('no\nsystem message') }}", "no system message"),
         ("{{ messages[0].content + 1 }}", "can only concatenate str"),
-        ("{{ 1 // 0 }}", "by zero"),
-        ("{{ messages[0].x.y }}", "no attribute 'x'"),
         ("{% if %}", "Expected an expression"),
     ],
 )
@@ -96,6 +89,6 @@ def test_whatever_a_template_raises_is_said_in_a_line(
     tokenizer: Any, template: str, reason: str
 ) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^the target's chat template refuses it: .*{reason}.*$"
+        ConfigError, match=rf"^the target's chat template refuses it: .*{reason}"
     ):
         written(tokenizer, template)

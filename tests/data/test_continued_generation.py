@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation that is stopped and goes on, in one part or several: what a kill costs."""
 
-import errno
 import io
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,15 +52,6 @@ def test_killed_runs_continue_to_the_data_of_an_uninterrupted_one(
     assert content(output) == expected
 
 
-def test_a_finished_folder_needs_no_engine(targets: dict[str, Path], tmp_path: Path) -> None:
-    run(targets["appending"], tmp_path)
-    console = Console(file=io.StringIO())
-    summary, engine = run(targets["appending"], tmp_path, console=console)
-    assert not engine.asked and not engine.closed
-    assert summary is not None and (summary.conversations, summary.kept_shards) == (0, 4)
-    assert "4 of 4 shards are finished" in " ".join(console.file.getvalue().split())
-
-
 def test_parts_write_the_whole_together_and_each_is_continued(
     targets: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -87,6 +76,9 @@ def test_parts_write_the_whole_together_and_each_is_continued(
     assert asked == {1} and "4 of 4 shards are finished" in printed and ";" not in printed
     assert content(parts) == expected
     assert part("5/5")[0] == set(), "of more parts than shards, some have none"
+    summary, engine = run(targets["appending"], parts)
+    assert not engine.asked and not engine.closed, "a finished folder needs no engine"
+    assert summary is not None and (summary.conversations, summary.kept_shards) == (0, 4)
 
 
 def test_rows_that_are_left_out_are_so_in_every_run(tmp_path: Path) -> None:
@@ -102,60 +94,40 @@ def test_rows_that_are_left_out_are_so_in_every_run(tmp_path: Path) -> None:
     assert DatasetInfo.load(output) == DatasetInfo.load(tmp_path / "good")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sampling": SamplingSettings(max_tokens=40, temperature=0.5)}, "temperature: 1.0, not 0"),
-        ({"sampling": SamplingSettings(max_tokens=41)}, "max_tokens: 40, not 41"),
-        ({"sampling": SamplingSettings(max_tokens=40, seed=1)}, "seed: 0, not 1"),
-        ({"shard_size": 4}, "shard_size: 3, not 4"),
-        ({"system_prompt": "Be brief."}, "system_prompt: None, not 'Be brief.'"),
-    ],
-)
-def test_data_of_other_settings_is_not_continued(
-    change: dict[str, Any], message: str, targets: dict[str, Path], tmp_path: Path
-) -> None:
-    run(targets["appending"], tmp_path, answers_until_killed=12)
-    before = content(tmp_path)
-    assert before
-    with pytest.raises(ConfigError, match=rf"these: {message}.*Give the former settings or anoth"):
-        run(targets["appending"], tmp_path, settings=replace(SETTINGS, **change))
-    assert content(tmp_path) == before
-    run(targets["appending"], tmp_path, settings=replace(SETTINGS, in_flight=2))
-    assert len(content(tmp_path)) == 4
-
-
-def test_data_of_other_prompts_or_another_target_is_not_continued(
+def test_data_of_other_settings_prompts_or_another_target_is_not_continued(
     targets: dict[str, Path], tmp_path: Path
 ) -> None:
-    run(targets["appending"], tmp_path / "data", answers_until_killed=12)
-    changed = [*PROMPTS[:-1], Conversation(("something else",))]
-    with pytest.raises(ConfigError, match="prompts_fingerprint: '"):
-        run(targets["appending"], tmp_path / "data", changed)
-    with pytest.raises(ConfigError, match="these: template_fingerprint: '"):
-        run(targets["rewriting"], tmp_path / "data")
+    target, output = targets["appending"], tmp_path / "data"
+    run(target, output, answers_until_killed=12)
+    before = content(output)
+    assert before
     other = make_target(tmp_path / "other", seed=1)
-    AutoTokenizer.from_pretrained(targets["appending"]).save_pretrained(other)
-    with pytest.raises(ConfigError, match=r"these: target_fingerprint: '\w+', not '\w+'. Give"):
-        run(other, tmp_path / "data")
+    AutoTokenizer.from_pretrained(target).save_pretrained(other)
+    colder = SamplingSettings(max_tokens=40, temperature=0.5)
+    for name, prompts, change, message in (
+        (target, PROMPTS, {"sampling": colder}, r"temperature: 1\.0, not 0\.5"),
+        (target, PROMPTS, {"shard_size": 4}, "shard_size: 3, not 4"),
+        (target, PROMPTS, {"system_prompt": "Be brief."}, "system_prompt: None, not 'Be brief.'"),
+        (target, PROMPTS[::-1], {}, "prompts_fingerprint: '"),
+        (targets["rewriting"], PROMPTS, {}, "template_fingerprint: '"),
+        (other, PROMPTS, {}, r"target_fingerprint: '\w+', not '\w+'"),
+    ):
+        with pytest.raises(ConfigError, match=rf"these: {message}.*Give the former settings or an"):
+            run(name, output, prompts, replace(SETTINGS, **change))
+    assert content(output) == before
+    run(target, output, settings=replace(SETTINGS, in_flight=2))
+    assert len(content(output)) == 4
 
 
 def test_a_full_disk_ends_the_run_and_the_next_one_continues(
-    targets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    targets: dict[str, Path], tmp_path: Path
 ) -> None:
     run(targets["appending"], tmp_path / "whole")
-    fsync, calls = os.fsync, []
-
-    def filling(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) > 6:  # dataset.json and two shards, each a file and its folder
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", filling)
-        with pytest.raises(ConfigError, match="cannot be written"):
-            run(targets["appending"], tmp_path / "data")
-    assert len(DatasetInfo.finished_shards(tmp_path / "data")) == 2
+    full = tmp_path / "data" / ".shard-00002.parquet.tmp"
+    full.parent.mkdir()
+    full.symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"shard-00002\.parquet: cannot be written.*to continue"):
+        run(targets["appending"], tmp_path / "data")
+    assert not full.exists() and 2 not in DatasetInfo.finished_shards(tmp_path / "data")
     run(targets["appending"], tmp_path / "data")
     assert content(tmp_path / "data") == content(tmp_path / "whole")

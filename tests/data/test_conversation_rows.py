@@ -83,13 +83,9 @@ def test_every_list_may_have_every_form_of_messages(name: str, form: list[Any]) 
 
 @pytest.mark.parametrize("role", ["system", "developer", "System"])
 def test_system_messages_come_before_the_users_turns(role: str) -> None:
-    row = {"messages": [{"role": role, "content": "Be brief."}, *OPENAI]}
-    assert conversation_of(row, "") == Conversation(ASKED, system="Be brief.")
-    row["messages"].insert(0, {"role": "system", "content": "Be kind."})
+    row = {"messages": [{"role": "system", "content": "Be kind."}, *OPENAI]}
+    row["messages"].insert(1, {"role": role, "content": "Be brief."})
     assert conversation_of(row, "") == Conversation(ASKED, system="Be kind.\n\nBe brief.")
-    row["messages"].append(row["messages"].pop(0))
-    with pytest.raises(UnusableRow, match=r"^a: 'messages'\[5\] is a system message; one must"):
-        conversation_of(row, "a")
 
 
 @pytest.mark.parametrize("name", ["system", "system_prompt"])
@@ -99,20 +95,15 @@ def test_a_system_message_in_a_column_of_its_own_is_read(name: str) -> None:
         assert found == Conversation(ASKED, system="Be brief.")
         for nothing in (None, "", " "):
             assert conversation_of({name: nothing, **row}, "") == SAID
-    text = conversation_of({name: "Be brief.", "prompt": "One?"}, "")
-    assert text == Conversation(("One?",), system="Be brief."), "and it is no mere text"
-    with pytest.raises(UnusableRow, match=rf"^here: '{name}' must be text, found \[1\]"):
-        conversation_of({name: [1], "messages": OPENAI}, "here")
 
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_what_is_not_read_leaves_its_row_out_wherever_it_stands(name: str) -> None:
-    something: list[Any] = ["a.png", [{"name": "f"}], '[{"name": "f"}]', {"name": "f"}]
-    for value, messages in product(something, (OPENAI, SHAREGPT)):
+    for value in (["a.png"], [{"name": "f"}], '[{"name": "f"}]', {"name": "f"}):
         for row, place in (
-            ({"messages": messages, name: value}, "the row"),
+            ({"conversations": SHAREGPT, name: value}, "the row"),
             ({"prompt": "One?", name: value}, "the row"),
-            ({"messages": [{**messages[0], name: value}, *messages[1:]]}, r"'messages'\[0\]"),
+            ({"messages": [{**OPENAI[0], name: value}, *OPENAI[1:]]}, r"'messages'\[0\]"),
         ):
             with pytest.raises(UnusableRow, match=rf"^here: {place} has '{name}', which") as error:
                 conversation_of(row, "here")
@@ -150,57 +141,64 @@ def test_what_is_not_the_users_text_may_be_anything_or_missing(answer: dict[str,
         assert conversation_of(row, "") == SAID
 
 
-def test_what_follows_somebody_elses_word_is_no_answer_to_the_targets() -> None:
-    tool = {"role": "tool", "content": "42"}
-    with pytest.raises(
-        UnusableRow, match=r"'messages'\[2\]: unknown role 'tool'; expected one of system, deve"
-    ):
-        conversation_of({"messages": [*OPENAI[:2], tool, *OPENAI[2:]]}, "")
-    row = {"messages": [*OPENAI, tool]}
-    assert conversation_of(row, "") == SAID, "nothing is asked after it"
-    with pytest.raises(UnusableRow, match="unknown role 'narrator'"):
-        conversation_of({"conversations": [{"from": "narrator", "value": "x"}]}, "")
+def user(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"conversations": []},
-        {"messages": [], "prompt": None},
-        {"data": []},
-        {"prompt": " "},
-        {"conversations": [{"from": "gpt", "value": "Hello?"}]},
-        {"messages": [{"role": "user", "content": None}]},
-        {"messages": [{"role": "user", "content": []}]},
+TOOL = {"role": "tool", "content": "42"}
+UNUSABLE: dict[str, list[tuple[Any, str]]] = {
+    "with another role": [
+        (
+            {"messages": [*OPENAI[:2], TOOL, *OPENAI[2:]]},
+            r"'messages'\[2\]: unknown role 'tool'; expected one of system, deve",
+        ),
+        ({"conversations": [{"from": "narrator", "value": "x"}]}, ".*unknown role 'narrator'"),
     ],
-)
-def test_of_a_row_without_a_word_from_the_user_is_said_so(row: dict[str, Any]) -> None:
-    with pytest.raises(UnusableRow, match=r"^here: the user says nothing$") as error:
-        conversation_of(row, "here")
-    assert error.value.kind == "without a word from the user"
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (None, "found None, expected an object"),
+    "with a late system message": [
+        (
+            {"messages": [*OPENAI, {"role": "system", "content": "Be kind."}]},
+            r"'messages'\[4\] is a system message; one must",
+        ),
+    ],
+    "without a word from the user": [
+        (row, "the user says nothing$")
+        for row in (
+            {"conversations": []},
+            {"messages": [], "prompt": None},
+            {"prompt": " "},
+            {"conversations": [{"from": "gpt", "value": "Hello?"}]},
+            user(None),
+            user([]),
+        )
+    ],
+    "of an unknown form": [
         ([1], r"found \[1\], expected an object"),
         ({}, "found nothing; expected text or messages in one of messages, conversations, "),
         ({"text": "x", "id": 1}, "found 'text', 'id'; expected"),
         ({"messages": "hi"}, "found 'messages'; expected"),
         ({"prompt": 7}, "'prompt' must be text or messages, found 7"),
         ({"messages": [7]}, r"'messages'\[0\] must be text, or say in 'role' or 'from' whose .* 7"),
-        ({"messages": [{"content": "x"}]}, r"'messages'\[0\] must be text, or say in 'role'"),
         ({"messages": [{"role": 3, "content": "x"}]}, r"'messages'\[0\] must be text, or say"),
+        ({"system": [1], "messages": OPENAI}, r"'system' must be text, found \[1\]"),
     ],
+    "with something else than text": [
+        (user(content), r"'messages'\[0\] must be text or parts of text; found")
+        for content in (7, {"text": "x"}, [{"type": "image_url", "image_url": "x"}])
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "message"),
+    [(kind, *case) for kind, cases in UNUSABLE.items() for case in cases],
 )
-def test_unknown_forms_are_named(row: Any, message: str) -> None:
+def test_a_row_that_cannot_be_used_is_named_with_the_reason(
+    kind: str, row: Any, message: str
+) -> None:
     with pytest.raises(UnusableRow, match=rf"^here: {message}") as error:
         conversation_of(row, "here")
-    assert error.value.kind == "of an unknown form"
+    assert error.value.kind == kind
 
 
-@pytest.mark.parametrize("content", [7, {"text": "x"}, [{"type": "image_url", "image_url": "x"}]])
-def test_what_is_no_text_cannot_be_asked(content: Any) -> None:
-    with pytest.raises(UnusableRow, match=r"'messages'\[0\] must be text or parts of text; found"):
-        conversation_of({"messages": [{"role": "user", "content": content}]}, "")
+def test_what_follows_the_last_turn_of_the_user_may_be_of_any_role() -> None:
+    assert conversation_of({"messages": [*OPENAI, TOOL]}, "") == SAID

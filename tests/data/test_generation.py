@@ -3,7 +3,6 @@
 
 import io
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,12 @@ from redrafter_testing.engines.generation_runs import (
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
-from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.data.settings import (
+    CaptureSettings,
+    EngineSettings,
+    GenerationSettings,
+    SamplingSettings,
+)
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -69,58 +73,42 @@ def test_marked_tokens_are_what_the_target_wrote_in_just_that_context(
 def test_what_only_a_template_could_express_is_left_out_or_refused(
     targets: dict[str, Path], tmp_path: Path
 ) -> None:
-    refusal = r"line 1: a conversation of 2 user turns, but .* templat"
-    shown = io.StringIO()
-    run(targets["plain"], tmp_path / "rest", PROMPTS, console=Console(file=shown))
-    assert re.search(rf"left out: rows that only a .*: 7, the first: {refusal}", shown.getvalue())
-    assert read_dataset(tmp_path / "rest")[0].num_conversations == 4
-    shutil.rmtree(tmp_path / "rest")
     with pytest.raises(ConfigError, match="1 user turns and a system message, but"):
         run(targets["plain"], tmp_path, [replace(SINGLE[0], system="Be brief.")])
     with pytest.raises(ConfigError, match="--system-prompt: the target's tokenizer has no chat"):
         run(targets["plain"], tmp_path, SINGLE, replace(SETTINGS, system_prompt="Be brief."))
     assert not list(tmp_path.iterdir())
+    shown = io.StringIO()
+    run(targets["plain"], tmp_path, PROMPTS, console=Console(file=shown))
+    refusal = r"rows that only a .*: 7, the first: line 1: a conversation of 2 user turns, but "
+    assert re.search(refusal, shown.getvalue())
+    assert read_dataset(tmp_path)[0].num_conversations == 4
 
 
 @pytest.mark.parametrize(
-    ("what", "reason"), [("raise_exception('one turn only')", "one turn"), ("'a' + 1", "can only")]
+    ("template", "prompts", "message"),
+    [
+        (
+            "{% if messages[2:] %}{{ raise_exception('one turn') }}{% endif %}" + APPENDING,
+            PROMPTS[1:3],
+            "there are no prompts to answer: rows that the target's .* line 1: the target's chat "
+            "template refuses it: one turn",
+        ),
+        ("{{ '' }}", SINGLE, "line 0: the prompt 'value 0 list 0' has no tokens"),
+    ],
 )
-def test_a_conversation_that_the_template_refuses_is_named_before_anything_starts(
-    tmp_path: Path, what: str, reason: str
+def test_a_conversation_that_cannot_be_written_is_named_before_anything_starts(
+    tmp_path: Path, template: str, prompts: list[Conversation], message: str
 ) -> None:
-    refusal = f"{{% if messages | length > 2 %}}{{{{ {what} }}}}{{% endif %}}"
-    target = make_folder(tmp_path / "target", refusal + APPENDING)
-    with pytest.raises(
-        ConfigError,
-        match="there are no prompts to answer: rows that the target's .* line 1: the target's chat "
-        f"template refuses it: {reason}",
-    ):
-        run(target, tmp_path / "data", PROMPTS[1:3])
+    target = make_folder(tmp_path / "target", template)
+    with pytest.raises(ConfigError, match=message):
+        run(target, tmp_path / "data", prompts)
     assert not (tmp_path / "data").exists()
 
 
-def test_prompts_without_tokens_are_refused(tmp_path: Path) -> None:
-    target = make_folder(tmp_path / "target", "{{ '' }}")
-    with pytest.raises(ConfigError, match="line 0: the prompt 'value 0 list 0' has no tokens"):
-        run(target, tmp_path / "data", SINGLE)
-
-
-def test_a_token_without_an_embedding_leaves_its_row_out(tmp_path: Path) -> None:
-    target = with_extra_token(make_folder(tmp_path / "target", APPENDING))
-    bad = Conversation(("value 1", "list <|extra|>"), source="line 9")
-    trouble = r"line 9: token '<\|extra\|>' \(id 512\) has no row in .* embedding of 512 rows"
-    shown = io.StringIO()
-    prompts = [SINGLE[0], bad, SINGLE[1]]
-    _, engine = run(target, tmp_path / "data", prompts, console=Console(file=shown))
-    assert re.search(f"a token that has no embedding: 1, the first: {trouble}", shown.getvalue())
-    assert {request.conversation for request, _ in engine.asked} == {0, 1}
-    assert all(max(request.prompt) < 512 for request, _ in engine.asked)
-
-
-def test_an_answer_that_the_next_prompt_cannot_repeat_ends_its_conversation(
+def test_an_answer_that_spells_a_token_without_an_embedding_ends_its_conversation(
     tmp_path: Path,
 ) -> None:
-    """The target spelt the name of a token that it has no embedding of."""
     target = with_extra_token(make_folder(tmp_path / "target", APPENDING))
 
     class Spelling(FakeEngine):
@@ -136,7 +124,6 @@ def test_an_answer_that_the_next_prompt_cannot_repeat_ends_its_conversation(
     ended = "ended early: rows with a token that has no embedding: 1, the first: line 1: "
     assert ended in str(summary)
     assert sorted(request.conversation for request, _ in engine.asked) == [0, 1, 2, 2, 2]
-    assert list(read_dataset(tmp_path / "data")[1]["conversation"]) == [0, 1, 2]
 
 
 def test_the_system_prompt_is_for_conversations_without_their_own(
@@ -147,9 +134,6 @@ def test_the_system_prompt_is_for_conversations_without_their_own(
     _, engine = run(targets["appending"], tmp_path, prompts, settings)
     texts = {engine.tokenizer.decode(request.prompt) for request, _ in engine.asked}
     assert {text.split("<s>")[1] for text in texts} == {"system\nvalue 9", "system\nname 1"}
-
-
-# Length
 
 
 def test_what_is_longer_than_the_model_allows_is_skipped_or_truncated_and_counted(
@@ -189,30 +173,43 @@ def test_answers_that_reach_a_limit_are_counted_and_have_no_eos(
     assert [len(answer.tokens) for _, answer in engine.asked] == [1], "no turn follows"
 
 
-# Settings and the command line
-
-
-@pytest.mark.parametrize("setting", [{"shard_size": 0}, {"in_flight": 0}, {"spec_tokens": 0}])
-def test_settings_out_of_range_are_refused(setting: dict[str, int]) -> None:
-    ((name, value),) = setting.items()
-    with pytest.raises(ConfigError, match=rf"generation: {name} must be at least \d, got {value}"):
-        GenerationSettings(**setting)
-
-
-def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["generate-data", *map(str, arguments)])
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (SamplingSettings, {"temperature": -0.1}, "sampling: temperature must be .*, got -0.1"),
+        (SamplingSettings, {"top_p": 0.0}, r"sampling: top_p must be .*, got 0\.0"),
+        (SamplingSettings, {"top_p": 1.1}, r"sampling: top_p must be .*, got 1\.1"),
+        (SamplingSettings, {"max_model_len": 1}, "sampling: max_model_len must be .*, got 1"),
+        (GenerationSettings, {"shard_size": 0}, "generation: shard_size must be at least 1, got 0"),
+        (GenerationSettings, {"part": "3/2"}, "part must be k/n"),
+        (CaptureSettings, {"part": "3/2"}, "part must be k/n"),
+        (CaptureSettings, {"max_length": 1}, "max_length must be at least 2"),
+        (CaptureSettings, {"target_layers": "2,1"}, "capture: target_layers must be .* ascending"),
+        (CaptureSettings, {"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float"),
+        (EngineSettings, {"engine_args": "{"}, "no JSON"),
+        (EngineSettings, {"engine_args": "[1]"}, "no object; give one"),
+        (EngineSettings, {"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    kind: type, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**values)
 
 
 def test_the_command_reports_errors_in_one_line(targets: dict[str, Path], tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": 1}\n')
-    output = ("--output", tmp_path / "data")
-    bad = invoke(targets["plain"], "--prompts", prompts, *output)
-    assert bad.exit_code == 1
-    assert f"the first: {prompts}, line 1: 'prompt' must be text or messages," in bad.stderr
-    spec = invoke(targets["plain"], "--prompts", prompts, *output, "--spec-tokens", 4)
-    assert spec.exit_code == 1 and "--spec-tokens is for --drafter" in spec.stderr
-    prompts.write_text('{"prompt": "x"}\n')
-    none = invoke(tmp_path / "nothing", "--prompts", prompts, *output)
-    assert none.exit_code == 1 and "nothing': no such folder" in none.stderr
-    assert not (tmp_path / "data").exists()
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "data"
+
+    def error_of(target: Path, text: str, *options: str) -> str:
+        prompts.write_text(text)
+        command = ["generate-data", str(target), f"--prompts={prompts}", f"--output={output}"]
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 1 and not output.exists()
+        return result.stderr
+
+    plain = targets["plain"]
+    unusable = f"the first: {prompts}, line 1: 'prompt' must be text or messages,"
+    assert unusable in error_of(plain, '{"prompt": 1}')
+    assert "--spec-tokens is for --drafter" in error_of(plain, '{"prompt": "x"}', "--spec-tokens=4")
+    assert "nothing': no such folder" in error_of(tmp_path / "nothing", '{"prompt": "x"}')

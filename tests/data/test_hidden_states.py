@@ -48,42 +48,31 @@ def test_rows_come_back_as_they_were_written(folder: Path) -> None:
     assert (INFO.num_tokens - INFO.num_rows) * INFO.bytes_per_token == written
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
-    (folder / "states-00001.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"1 of 3 shards are missing, states-00001.safetensors"):
-        StoredStates(folder, LENGTHS)
-
-
 def test_a_damaged_shard_is_named_when_it_is_read(folder: Path) -> None:
-    path = folder / "states-00002.safetensors"
-    whole = path.read_bytes()
-    stored = StoredStates(folder, LENGTHS)
-    for content in (whole[:-2], b"", b"\xff" * 200):
+    path, stored = folder / "states-00002.safetensors", StoredStates(folder, LENGTHS)
+    for content in (path.read_bytes()[:-2], b"", b"\xff" * 200):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"row 3 is not to be read .* delete it and start"):
             stored[3]
-    write_states(folder, 2, {3: states_of(3)[:1]})
-    with pytest.raises(ConfigError, match=r"row 3 is \[1, 4\] torch.bfloat16 where states.json"):
-        stored[3]
-    write_states(folder, 2, {3: states_of(3).float()})
-    with pytest.raises(ConfigError, match=r"row 3 is \[2, 4\] torch.float32 where states.json"):
-        stored[3]
+    for other, found in (
+        (states_of(3)[:1], r"\[1, 4\] torch.bfloat16"),
+        (states_of(3).float(), r"\[2, 4\] torch.float32"),
+    ):
+        write_states(folder, 2, {3: other})
+        with pytest.raises(ConfigError, match=rf"row 3 is {found} where states.json"):
+            stored[3]
+    (folder / "states-00001.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"1 of 3 shards are missing, states-00001.safetensors"):
+        StoredStates(folder, LENGTHS)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format_version": 2}, "format version 2, this version of vllm-redrafter reads 1"),
-        ({"dtype": "int8"}, "not what capture writes: dtype is 'int8'"),
         ({"dtype": "nn"}, "not what capture writes: dtype is 'nn'"),
-        (
-            {"hidden_size": -4},
-            "not what capture writes: hidden_size must be .* got -4",
-        ),
-        (
-            {"max_length": "8"},
-            "not what capture writes: max_length must be .* got '8'",
-        ),
+        ({"hidden_size": -4}, "not what capture writes: hidden_size must be .* got -4"),
+        ({"max_length": "8"}, "not what capture writes: max_length must be .* got '8'"),
         ({"more": 1}, "not what capture writes: .*more"),
     ],
 )
@@ -93,12 +82,6 @@ def test_a_description_that_cannot_be_is_refused(
     path = folder / "states.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match=message):
-        StoredStates(folder, LENGTHS)
-    path.write_text("[]")
-    with pytest.raises(ConfigError, match="format version None"):
-        StoredStates(folder, LENGTHS)
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="not readable as JSON"):
         StoredStates(folder, LENGTHS)
 
 

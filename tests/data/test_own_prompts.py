@@ -4,6 +4,7 @@
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,7 @@ from vllm_redrafter.data import own_prompts
 from vllm_redrafter.data import settings as data_settings
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
 from vllm_redrafter.data.prompts import read_prompts
-from vllm_redrafter.data.settings import (
-    GenerationSettings,
-    PromptSettings,
-    TargetSettings,
-)
+from vllm_redrafter.data.settings import GenerationSettings, PromptSettings, TargetSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
@@ -72,14 +69,20 @@ def texts(output: Path) -> list[str]:
     return [row["messages"][-1]["content"] for row in map(json.loads, output.open())]
 
 
-def test_prompts_are_as_many_as_asked_for_and_all_different(target: Path, tmp_path: Path) -> None:
+def test_prompts_are_as_many_as_asked_for_and_all_different(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_settings, "MAX_PROMPT_TOKENS", 12)
     output = tmp_path / "deep" / "prompts.jsonl"
     summary, engine = run(target, output)
     assert summary is not None and engine is not None
     found = texts(output)
     assert summary.prompts == len(found) == len(set(found)) == 30
     assert all(len(text) >= 6 for text in found)
-    assert summary.short > 0 and summary.repeated > 0
+    assert summary.short > 0 and summary.repeated > 0 and summary.unfinished > 0
+    decode = partial(engine.tokenizer.decode, skip_special_tokens=True)
+    ended = [answer for _, answer in engine.asked if answer.ended]
+    assert set(found) <= {decode(answer.tokens).strip() for answer in ended}
     assert engine.closed and engine.most_in_flight == 4
     conversations, left_out = read_prompts(str(output))
     assert [c.turns for c in conversations] == [(text,) for text in found]
@@ -121,7 +124,9 @@ def test_a_turn_that_ends_in_plain_text_is_cut_there(target: Path, tmp_path: Pat
     assert not any("ASSISTANT" in text for text in texts(tmp_path / "prompts.jsonl"))
 
 
-def test_a_killed_run_is_continued_to_the_same_prompts(target: Path, tmp_path: Path) -> None:
+def test_a_file_is_continued_to_the_same_prompts_and_by_the_same_settings_alone(
+    target: Path, tmp_path: Path
+) -> None:
     run(target, tmp_path / "whole.jsonl")
     output = tmp_path / "parts.jsonl"
     killed, _ = run(target, output, answers_until_killed=17, order=3)
@@ -132,63 +137,35 @@ def test_a_killed_run_is_continued_to_the_same_prompts(target: Path, tmp_path: P
     summary, _ = run(target, output, replace(SETTINGS, in_flight=9), order=5)
     assert summary is not None
     assert 0 < before == summary.found == 30 - summary.prompts
-    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_more_prompts_are_added_and_a_finished_file_needs_no_engine(
-    target: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "prompts.jsonl"
-    run(target, output)
-    summary, engine = run(target, output)
-    assert summary == PromptSummary(found=30) and engine is None
+    whole = output.read_bytes()
+    assert whole == (tmp_path / "whole.jsonl").read_bytes()
+    assert run(target, output) == (PromptSummary(found=30), None)
+    for change, message in (
+        ({"target": TargetSettings(seed=1)}, "seed: 0, not 1"),
+        ({"system_prompt": "name"}, "system_prompt: None, not 'name'"),
+    ):
+        with pytest.raises(ConfigError, match=rf"made with other settings.*{message}"):
+            run(target, output, replace(SETTINGS, num=40, **change))
+    assert output.read_bytes() == whole
     summary, _ = run(target, output, replace(SETTINGS, num=35))
     assert summary is not None and summary.prompts == 5
     assert len(set(texts(output))) == 35
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"target": TargetSettings(seed=1)}, "seed: 0, not 1"),
-        ({"system_prompt": "name"}, "system_prompt: None, not 'name'"),
-    ],
-)
-def test_other_settings_do_not_continue_a_file(
-    target: Path, tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    output = tmp_path / "prompts.jsonl"
-    run(target, output)
-    before = output.read_bytes()
-    with pytest.raises(ConfigError, match=rf"made with other settings.*{message}"):
-        run(target, output, replace(SETTINGS, num=40, **change))
-    assert output.read_bytes() == before
-
-
-def test_a_target_without_a_chat_template_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    base = make_target(tmp_path / "base")
-    add_tokenizer(base)
-    with_template(base, None)
-    with pytest.raises(ConfigError, match=r"no chat template.*generate-data --prompts of your own"):
-        run(base, tmp_path / "prompts.jsonl")
-    assert not (tmp_path / "prompts.jsonl").exists()
-
-
-def test_a_template_that_refuses_or_hides_the_turn_is_refused(target: Path) -> None:
+def test_a_template_that_is_missing_refuses_or_hides_the_turn_is_refused(target: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target)
-    for template, reason in (
-        ("{{ raise_exception('no system message') }}", "no system message"),
-        ("{{ messages[0].content + 1 }}", "can only concatenate str .*"),
+    tokenizer.chat_template = "{{ raise_exception('no system message') }}"
+    refusal = "a user's turn: the target's chat template refuses it: no system message; "
+    with pytest.raises(ConfigError, match=rf"^{refusal}leave --system-prompt out$"):
+        place_of_turn(tokenizer, "value")
+    for template, message in (
+        (None, r"no chat template.*generate-data --prompts of your own"),
+        (tokenizer.chat_template, rf"^{refusal}give generate-data --prompts of your"),
+        ("{{ messages[0]['content'] }}", "does not show where the user's turn ends"),
     ):
         tokenizer.chat_template = template
-        refusal = f"a user's turn: the target's chat template refuses it: {reason}; "
-        with pytest.raises(ConfigError, match=rf"^{refusal}leave --system-prompt out$"):
-            place_of_turn(tokenizer, "value")
-        with pytest.raises(ConfigError, match=rf"^{refusal}give generate-data --prompts of your"):
+        with pytest.raises(ConfigError, match=message):
             place_of_turn(tokenizer, None)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with pytest.raises(ConfigError, match="does not show where the user's turn ends"):
-        place_of_turn(tokenizer, None)
 
 
 @pytest.mark.parametrize(
@@ -217,22 +194,6 @@ def test_a_target_with_nothing_new_to_say_ends_the_run(
     with pytest.raises(ConfigError, match="50 attempts brought no new prompt"):
         run(target, tmp_path / "prompts.jsonl", kind=Dull)
     assert len(texts(tmp_path / "prompts.jsonl")) == 1
-
-
-def test_turns_without_an_end_are_left_out(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_prompts, "MIN_CHARACTERS", 1)
-    monkeypatch.setattr(data_settings, "MAX_PROMPT_TOKENS", 4)
-    summary, engine = run(target, tmp_path / "prompts.jsonl", replace(SETTINGS, num=5))
-    assert summary is not None and engine is not None
-    assert summary.unfinished > 0
-    ended = {
-        engine.tokenizer.decode(a.tokens, skip_special_tokens=True)
-        for _, a in engine.asked
-        if a.ended
-    }
-    assert set(texts(tmp_path / "prompts.jsonl")) <= {text.strip() for text in ended}
 
 
 @pytest.mark.parametrize("settings", [GenerationSettings, PromptSettings, ChatSettings])

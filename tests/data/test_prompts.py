@@ -70,20 +70,6 @@ def test_a_line_of_a_text_file_is_a_prompt(tmp_path: Path) -> None:
     assert [c.source for c in conversations] == [f"{path}, line 1", f"{path}, line 3"]
 
 
-def test_datasets_are_read_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    folder = tmp_path / "dataset"
-    folder.mkdir()
-    write(folder / "train.jsonl", [{"prompt": "train"}])
-    write(folder / "test.jsonl", [{"prompt": "test"}, {"prompt": "more"}])
-    assert read_prompts(str(folder))[0] == [Conversation(("train",))]
-    conversations, _ = read_prompts(str(folder), "test")
-    assert conversations == [Conversation(("test",)), Conversation(("more",))]
-    assert conversations[1].source == f"{folder}, split test, row 2"
-    with pytest.raises(ConfigError, match=r"can be loaded with split 'nothing' \(--split names"):
-        read_prompts(str(folder), "nothing")
-
-
 @pytest.mark.parametrize("name", ["run[1]", "what?", "lr*", "a::b", "T=0.7 [v2]", "p.parquet"])
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_folder_is_read_by_its_name_and_no_other_is(
@@ -99,6 +85,8 @@ def test_a_folder_is_read_by_its_name_and_no_other_is(
         conversations, _ = read_prompts(given, "test")
         assert conversations == [Conversation((f"{name}?",))]
         assert conversations[0].source == f"{given}, split test, row 1"
+    with pytest.raises(ConfigError, match=r"can be loaded with split 'nothing' \(--split names"):
+        read_prompts(name, "nothing")
 
 
 def test_of_files_with_other_columns_is_said_what_to_do(tmp_path: Path) -> None:
@@ -112,11 +100,8 @@ def test_of_files_with_other_columns_is_said_what_to_do(tmp_path: Path) -> None:
 
 
 BAD_LINES = {
-    "of an unknown form": b'{"text": "x", "id": 1}',
     "that are not JSON": b'{"prompt": "half',
     "that are not UTF-8 text": b'{"prompt": "\xff"}',
-    "without a word from the user": b'{"conversations": []}',
-    "with another role": b'{"conversations": [{"from": "narrator", "value": "x"}]}',
     "with half of a character": rb'{"messages": [{"role": "user", "content": "\ud83d"}]}',
     "with something else than text": b'{"data": ["One?"], "images": ["a.png"]}',
 }
@@ -143,38 +128,27 @@ def test_a_row_of_parquet_that_is_not_utf_8_is_left_out(tmp_path: Path) -> None:
     assert "p.parquet, row 2: expected UTF-8 text" in str(left_out)
 
 
-def test_files_that_are_none_of_these_are_refused(tmp_path: Path) -> None:
+def test_sources_that_cannot_be_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, content, message in (
         ("p.csv", b"a,b", "unknown format '.csv'; expected .jsonl, .json, .parquet, .txt"),
         ("p.json", b'{"prompt": "x"}', "expected a list of rows, found {'prompt': 'x'}"),
         ("q.json", b'[{"prompt":\n"x"', "line 2"),
         ("p.parquet", b"PAR1", "not readable as Parquet"),
         ("p.txt", "first\nsecond".encode("utf-16"), "p.txt, line 1: expected UTF-8"),
-        ("empty.txt", b"", "no usable prompt among its 0 rows"),
         ("empty.jsonl", b"\n", "no usable prompt among its 0 rows"),
+        ("nothing.jsonl", None, "no such file"),
+        ("nothing", None, "no such file or folder"),
     ):
-        (tmp_path / name).write_bytes(content)
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError) as error:
             read_prompts(str(tmp_path / name))
         assert name in str(error.value) and message in str(error.value)
-
-
-def test_sources_that_are_not_there_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match=r"nothing\.jsonl: no such file"):
-        read_prompts(str(tmp_path / "nothing.jsonl"))
-    with pytest.raises(ConfigError, match="nothing: no such file or folder"):
-        read_prompts(str(tmp_path / "nothing"))
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"--split test is for datasets, .* leave it out"):
+        read_prompts(str(tmp_path / "p.txt"), "test")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="neither a file nor a dataset"):
         read_prompts("someone/nothing")
-
-
-def test_a_split_of_a_file_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.jsonl", ROWS)
-    with pytest.raises(ConfigError, match=r"--split test is for datasets, .* leave it out"):
-        read_prompts(str(path), "test")

@@ -40,19 +40,23 @@ def test_the_rows_of_all_folders_follow_one_another(target: Path, folders: dict[
     assert data.conversations.tolist() == [*range(10), *range(10, 14)]
 
 
-def test_answers_to_the_same_prompts_are_held_out_together(
+def test_answers_to_the_same_prompts_are_held_out_together_and_the_seed_chooses(
     target: Path, folders: dict[str, Path]
 ) -> None:
     data = read_all([folders["short"], folders["others"], folders["long"]], Target.open(target))
     assert data.conversations.tolist() == [*range(14), *range(10)]
-    parts = split(data, held_out=5, seed=0, length=64)
-    prompts = [
-        {tuple(rows[i].tokens[:6].tolist()) for i in range(len(rows))}
-        for rows in (parts.rows, parts.held_out)
-    ]
-    assert len(prompts[1]) == 5
-    assert not prompts[0] & prompts[1]
-    assert len(parts.rows) + len(parts.held_out) == 24
+
+    def prompts_of(seed: int) -> list[set[tuple[int, ...]]]:
+        parts = split(data, held_out=5, seed=seed, length=64)
+        assert len(parts.rows) + len(parts.held_out) == 24
+        return [
+            {tuple(rows[i].tokens[:6].tolist()) for i in range(len(rows))}
+            for rows in (parts.rows, parts.held_out)
+        ]
+
+    rest, held_out = prompts_of(0)
+    assert len(held_out) == 5 and not rest & held_out
+    assert prompts_of(0)[1] == held_out != prompts_of(1)[1]
 
 
 def test_a_folder_given_twice_is_refused(target: Path, folders: dict[str, Path]) -> None:
@@ -82,13 +86,3 @@ def test_rows_of_a_target_with_more_embeddings_are_refused(
         r".* embedding of 32 rows; give a target with the 64 rows of the one that wrote the data",
     ):
         read_all([folders["long"]], Target.open(smaller), check_target=False)
-
-
-def test_the_seed_chooses_what_is_held_out(target: Path, folders: dict[str, Path]) -> None:
-    data = read_all([folders["short"]], Target.open(target))
-
-    def held_out(seed: int) -> list[list[int]]:
-        rows = split(data, held_out=3, seed=seed, length=64).held_out
-        return [rows[i].tokens.tolist() for i in range(3)]
-
-    assert held_out(0) == held_out(0) != held_out(1)

@@ -189,17 +189,3 @@ def test_a_disk_that_is_too_small_is_said_before_the_engine_starts(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigError, match=r"GiB are to be written and 0.0 GiB are free"):
         run(target, data, tmp_path, Never)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"part": "3/2"}, "part must be k/n"),
-        ({"max_length": 1}, "max_length must be at least 2"),
-        ({"target_layers": "2,1"}, "capture: target_layers must be layers .* ascending"),
-        ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CaptureSettings(**settings)
