@@ -88,7 +88,5 @@ def test_a_template_that_takes_text_stays_as_it_is(tokenizer: Any, template: str
 def test_whatever_a_template_raises_is_said_in_a_line(
     tokenizer: Any, template: str, reason: str
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^the target's chat template refuses it: .*{reason}"
-    ):
+    with pytest.raises(ConfigError, match=rf"^the target's chat template refuses it: .*{reason}"):
         written(tokenizer, template)

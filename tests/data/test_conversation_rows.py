@@ -20,17 +20,14 @@ ASKED = ("One?", "Two?")
 SAID = Conversation(ASKED)
 
 
-def messages(role: str, content: str, user: str, assistant: str) -> list[dict[str, Any]]:
-    return [
-        {role: user, content: "One?"},
-        {role: assistant, content: "1"},
-        {role: user, content: "Two?"},
-        {role: assistant, content: "2"},
-    ]
-
-
-OPENAI = messages("role", "content", "user", "assistant")
-SHAREGPT = messages("from", "value", "human", "gpt")
+OPENAI: list[dict[str, Any]] = [
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "Two?"},
+    {"role": "assistant", "content": "2"},
+]
+SPEAKERS = {"user": "human", "assistant": "gpt"}
+SHAREGPT = [{"from": SPEAKERS[m["role"]], "value": m["content"]} for m in OPENAI]
 ALTERNATING = ["One?", "1", "Two?", "2"]
 
 
@@ -113,32 +110,21 @@ def test_what_is_not_read_leaves_its_row_out_wherever_it_stands(name: str) -> No
         assert conversation_of(row, "") == SAID
 
 
-def test_parts_of_text_are_joined() -> None:
-    parts = [
-        {"type": "text", "text": "One", "image_url": None},
-        {"type": "input_text", "text": "and"},
-        "two?",
-    ]
-    row = {"messages": [{"role": "user", "content": parts}]}
-    assert conversation_of(row, "") == Conversation(("One\nand\ntwo?",))
-
-
 @pytest.mark.parametrize(
-    "answer",
+    "message",
     [
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
         {"role": "assistant"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
-        {"role": "assistant", "content": 7},
         {"role": "assistant", "content": "\ud83d"},
-        {"role": "user", "content": None},
         {"role": "user", "content": " "},
     ],
 )
-def test_what_is_not_the_users_text_may_be_anything_or_missing(answer: dict[str, Any]) -> None:
-    for between in ([answer], []):
-        row = {"messages": [OPENAI[0], *between, OPENAI[2]]}
-        assert conversation_of(row, "") == SAID
+def test_what_is_not_the_users_text_may_be_anything_or_missing(message: dict[str, Any]) -> None:
+    parts = [{"type": "text", "text": "Two?", "image_url": None}, {"type": "input_text"}, "Please!"]
+    parts[1]["text"] = "Or three?"  # type: ignore[index]  # a part
+    row = {"messages": [OPENAI[0], message, {"role": "user", "content": parts}]}
+    assert conversation_of(row, "") == Conversation(("One?", "Two?\nOr three?\nPlease!"))
 
 
 def user(content: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 """The training data's folder: whole shards or none, and only what belongs together."""
 
 import errno
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -35,10 +34,17 @@ def columns(rows: list[Row], names: list[str]) -> dict[str, list[object]]:
     return {name: [getattr(row, name) for row in rows] for name in names}
 
 
-def test_rows_survive_the_disk(tmp_path: Path) -> None:
+def test_rows_survive_the_disk_and_missing_shards_and_leftovers_are_not_read(
+    tmp_path: Path,
+) -> None:
     INFO.save(tmp_path)
+    (tmp_path / ".shard-00000.parquet.tmp").write_bytes(b"PAR1 half")
+    (tmp_path / "shard-1.parquet").write_bytes(b"not ours")
     last = replace(ROWS[0], conversation=4)
     write_shard(tmp_path, 2, [last])
+    missing = r"2 of 3 shards are missing, shard-00000\.parquet first: start generate-data again"
+    with pytest.raises(ConfigError, match=missing):
+        read_dataset(tmp_path)
     write_shard(tmp_path, 0, ROWS)
     write_shard(tmp_path, 1, [])
     info, data = read_dataset(tmp_path)
@@ -46,22 +52,6 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
     assert DatasetInfo.finished_shards(tmp_path) == [0, 1, 2]
     assert data[:] == columns([*ROWS, last], data.column_names)
     assert data.features["input_ids"].feature.dtype == "int32"
-
-
-def test_missing_shards_are_named_and_leftovers_of_a_killed_run_are_not_read(
-    tmp_path: Path,
-) -> None:
-    INFO.save(tmp_path)
-    (tmp_path / ".shard-00000.parquet.tmp").write_bytes(b"PAR1 half")
-    (tmp_path / "shard-1.parquet").write_bytes(b"not ours")
-    write_shard(tmp_path, 1, [])
-    missing = r"2 of 3 shards are missing, shard-00000\.parquet first: start generate-data again"
-    with pytest.raises(ConfigError, match=missing):
-        read_dataset(tmp_path)
-    write_shard(tmp_path, 0, ROWS)
-    assert DatasetInfo.finished_shards(tmp_path) == [0, 1]
-    with pytest.raises(ConfigError, match=r"1 of 3 shards are missing, shard-00002"):
-        read_dataset(tmp_path)
 
 
 def test_a_full_disk_is_named_and_leaves_no_shard(
@@ -132,13 +122,7 @@ def test_folders_without_data_are_refused(tmp_path: Path) -> None:
     write_shard(tmp_path, 0, [])
     with pytest.raises(ConfigError, match="its 1 shards have no row: every prompt was too long"):
         read_dataset(tmp_path)
-    values = json.loads((tmp_path / "dataset.json").read_text())
-    for content, message in (
-        (json.dumps(values | {"format_version": 2}), "format version 2, this version .* reads 1"),
-        (json.dumps([1]), "format version None"),
-        (json.dumps(values | {"colour": "red"}), "not what generate-data writes"),
-        ("{", "not readable as JSON"),
-    ):
+    for content, message in (("[1]", "format version None"), ("{", "not readable as JSON")):
         (tmp_path / "dataset.json").write_text(content)
         with pytest.raises(ConfigError, match=message):
             read_dataset(tmp_path)

@@ -36,17 +36,13 @@ def test_a_tokenizer_is_known_wherever_it_lies(target: Path, copy: Path) -> None
 
 
 def test_vocabulary_added_and_special_tokens_all_count(target: Path, tmp_path: Path) -> None:
-    def load() -> object:
-        return AutoTokenizer.from_pretrained(target)
-
-    added, special, role = load(), load(), load()
+    add_tokenizer(tmp_path, vocab_size=300)
+    same, added, special, role = (AutoTokenizer.from_pretrained(target) for _ in range(4))
     added.add_tokens(["<plain>"])
     special.add_tokens(["<plain>"], special_tokens=True)
     role.pad_token = role.eos_token
-    add_tokenizer(tmp_path, vocab_size=300)
-    smaller = AutoTokenizer.from_pretrained(tmp_path)
-    found = [tokenizer_fingerprint(t) for t in (load(), added, special, role, smaller)]
-    assert len(set(found)) == 5
+    tokenizers = (same, added, special, role, AutoTokenizer.from_pretrained(tmp_path))
+    assert len(set(map(tokenizer_fingerprint, tokenizers))) == 5
 
 
 def test_a_target_is_known_wherever_it_lies_and_whichever_version_wrote_its_config(

@@ -13,13 +13,13 @@ from vllm_redrafter.data.output_folder import Part
 from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.utils.errors import ConfigError
 
-INFO = DatasetInfo("here", "a", "b", None, "c", 4, 2, 10, sampling=SamplingSettings(top_k=5))
+INFO = DatasetInfo("here", "a", "b", None, "c", 4, 2, 10)
 
 
-@pytest.mark.parametrize("num", [1, 2, 5])
-def test_each_shard_belongs_to_one_part(num: int) -> None:
-    parts = [Part.parse(f"{k}/{num}").shards(7) for k in range(1, num + 1)]
+def test_each_shard_belongs_to_one_part() -> None:
+    parts = [Part.parse(f"{k}/5").shards(7) for k in range(1, 6)]
     assert sorted(shard for part in parts for shard in part) == list(range(7))
+    assert Part.parse("1/1").shards(7) == range(7)
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/2/3", "-1/2", "a/b", ""])
@@ -36,8 +36,11 @@ def missing(folder: Path, info: DatasetInfo = INFO, part: str = "1/1") -> list[i
 def test_a_part_is_written_by_one_process_until_it_ends(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     hold = (
-        "import sys; from pathlib import Path; from vllm_redrafter.data.output_folder import Part\n"
-        "with Part(1, 2).locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from vllm_redrafter.data import dataset\n"
+        "from vllm_redrafter.data.output_folder import Part\n"
+        "info = dataset.DatasetInfo('here', 'a', 'b', None, 'c', 4, 2, 10)\n"
+        "with info.missing_shards(Path(sys.argv[1]), Part(1, 2), 2):\n"
+        "    print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", hold, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -57,25 +60,21 @@ def test_a_folder_is_continued_by_what_it_was_begun_with(tmp_path: Path) -> None
     for info in (INFO, replace(INFO, target="the same files elsewhere")):
         assert missing(tmp_path, info) == [0, 1]
         assert DatasetInfo.load(tmp_path) == INFO
-    other = replace(INFO, shard_size=3, sampling=SamplingSettings())
+    other = replace(INFO, shard_size=3, sampling=SamplingSettings(top_k=5))
     with pytest.raises(
-        ConfigError, match=r"cannot .* with these: shard_size: 2, not 3; top_k: 5, not None\. Give"
+        ConfigError, match=r"cannot .* with these: shard_size: 2, not 3; top_k: None, not 5\. Give"
     ):
         missing(tmp_path, other)
 
 
-def test_a_complete_folder_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_folder_is_only_read(tmp_path: Path) -> None:
     INFO.save(tmp_path)
     for shard in range(2):
         write_shard(tmp_path, shard, [])
     before = sorted(tmp_path.iterdir())
     assert missing(tmp_path) == [] and sorted(tmp_path.iterdir()) == before
+    with pytest.raises(ConfigError, match=r"--output .*parquet/folder: cannot be written to"):
+        missing(before[-1] / "folder")
     (tmp_path / "dataset.json").unlink()
     with pytest.raises(ConfigError, match=r"holds shards without a dataset\.json"):
         missing(tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--output .*file/folder: cannot be written to"):
-        missing(tmp_path / "file" / "folder")

@@ -72,7 +72,7 @@ def texts(output: Path) -> list[str]:
 def test_prompts_are_as_many_as_asked_for_and_all_different(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_settings, "MAX_PROMPT_TOKENS", 12)
+    monkeypatch.setattr(data_settings, "MAX_PROMPT_TOKENS", 5)
     output = tmp_path / "deep" / "prompts.jsonl"
     summary, engine = run(target, output)
     assert summary is not None and engine is not None

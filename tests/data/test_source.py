@@ -26,25 +26,19 @@ def folders(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """Short and long answers to the same prompts, and others."""
     root = tmp_path_factory.mktemp("data")
     write_data(root / "short", target, num=10, max_tokens=5)
-    write_data(root / "long", target, num=10, max_tokens=9)
     write_data(root / "others", target, num=4, max_tokens=5, seed=6)
-    return {name: root / name for name in ("short", "long", "others")}
-
-
-def test_the_rows_of_all_folders_follow_one_another(target: Path, folders: dict[str, Path]) -> None:
-    data = read_all([folders["short"], folders["others"]], Target.open(target))
-    alone = [read_all([folders[name]], Target.open(target)) for name in ("short", "others")]
-    rows = [row["input_ids"] for part in alone for row in part.dataset]
-    assert [row["input_ids"] for row in data.dataset] == rows
-    assert data.infos == alone[0].infos + alone[1].infos
-    assert data.conversations.tolist() == [*range(10), *range(10, 14)]
+    write_data(root / "long", target, num=10, max_tokens=9)
+    return {name: root / name for name in ("short", "others", "long")}
 
 
 def test_answers_to_the_same_prompts_are_held_out_together_and_the_seed_chooses(
     target: Path, folders: dict[str, Path]
 ) -> None:
-    data = read_all([folders["short"], folders["others"], folders["long"]], Target.open(target))
+    data = read_all([*folders.values()], Target.open(target))
     assert data.conversations.tolist() == [*range(14), *range(10)]
+    alone = [read_all([folder], Target.open(target)) for folder in folders.values()]
+    assert data.infos == tuple(info for part in alone for info in part.infos)
+    assert data.dataset["input_ids"][:] == [ids for p in alone for ids in p.dataset["input_ids"]]
 
     def prompts_of(seed: int) -> list[set[tuple[int, ...]]]:
         parts = split(data, held_out=5, seed=seed, length=64)
@@ -59,26 +53,18 @@ def test_answers_to_the_same_prompts_are_held_out_together_and_the_seed_chooses(
     assert prompts_of(0)[1] == held_out != prompts_of(1)[1]
 
 
-def test_a_folder_given_twice_is_refused(target: Path, folders: dict[str, Path]) -> None:
+def test_each_folder_is_checked_against_the_target(
+    target: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
     again = folders["short"].parent / "." / "short"
     with pytest.raises(ConfigError, match="given twice"):
         read_all([folders["short"], again], Target.open(target))
-
-
-def test_each_folder_is_checked_against_the_target(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
-    other = make_target(tmp_path, vocab_size=V, seed=1)
+    other = make_target(tmp_path / "other", vocab_size=V, seed=1)
     add_tokenizer(other, vocab_size=V)
     with pytest.raises(ConfigError, match="written by another target"):
         read_all([folders["short"]], Target.open(other))
     assert len(read_all([folders["short"]], Target.open(other), check_target=False).dataset) == 10
-
-
-def test_rows_of_a_target_with_more_embeddings_are_refused(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
-    smaller = make_target(tmp_path, vocab_size=V // 2)
+    smaller = make_target(tmp_path / "smaller", vocab_size=V // 2)
     add_tokenizer(smaller, vocab_size=V)
     with pytest.raises(
         ConfigError,

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,15 +72,19 @@ class Breaking(TransformersStates):
             yield found
 
 
-@pytest.mark.parametrize(("dtype", "layers"), [("auto", ()), ("bfloat16", ()), ("auto", (1,))])
+@pytest.mark.parametrize(
+    ("dtype", "layers", "max_length"), [("auto", (), 10), ("bfloat16", (), 64), ("auto", (1,), 64)]
+)
 def test_every_row_s_states_are_the_target_s_behind_the_norm(
-    dtype: str, layers: tuple[int, ...], target: Path, data: Path, tmp_path: Path
+    dtype: str, layers: tuple[int, ...], max_length: int, target: Path, data: Path, tmp_path: Path
 ) -> None:
-    printed = run(target, data, tmp_path, dtype=dtype, target_layers=named_layers(layers))
+    settings = {"dtype": dtype, "target_layers": named_layers(layers), "max_length": max_length}
+    printed = run(target, data, tmp_path, **settings)
     model = load_target(Target.open(target), dtype)
     states, dataset = stored(data, tmp_path), read_dataset(data)[1]
+    assert 10 < max(map(len, dataset["input_ids"])) < 64
     for row, values in enumerate(dataset):
-        tokens = torch.tensor([values["input_ids"][:-1]])
+        tokens = torch.tensor([values["input_ids"][:max_length][:-1]])
         with torch.no_grad():
             found = model.base_model(tokens, use_cache=False, output_hidden_states=True)
         others = [found.hidden_states[layer][0] for layer in layers]
@@ -93,80 +98,67 @@ def test_every_row_s_states_are_the_target_s_behind_the_norm(
     assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]
 
 
-def test_a_run_that_breaks_is_continued_and_a_whole_one_left_alone(
-    target: Path, data: Path, tmp_path: Path
+def test_a_run_that_breaks_or_has_parts_becomes_the_whole_which_is_left_alone(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(target, data, whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        with pytest.raises(ConfigError, match=r"GiB are to be written and 0.0 GiB are free"):
+            run(target, data, parts, Never)
     with pytest.raises(ConfigError, match=r"vLLM failed"):
-        run(target, data, broken, Breaking)
-    kept = {path: path.stat().st_mtime_ns for path in broken.glob("states-*")}
+        run(target, data, parts, Breaking)
+    kept = {path: path.stat().st_mtime_ns for path in parts.glob("states-*")}
     assert 0 < len(kept) < len(StatesInfo.finished_shards(whole))
     with pytest.raises(ConfigError, match=r"shards are missing, states-0000\d.safetensors first"):
-        stored(data, broken)
-    run(target, data, broken)
+        stored(data, parts)
+    assert "other parts are missing still" in run(target, data, parts, part="1/2")
+    assert "rows compared with transformers" in run(target, data, parts, part="2/2")
     assert all(path.stat().st_mtime_ns == before for path, before in kept.items())
     for shard in whole.glob("states-*"):
-        assert (broken / shard.name).read_bytes() == shard.read_bytes()
-    printed = run(target, data, broken, Never)
+        assert (parts / shard.name).read_bytes() == shard.read_bytes()
+    printed = run(target, data, parts, Never)
     assert "0.00 GiB are to be written now" in printed and "3 rows compared" in printed
 
 
-def test_parts_together_are_the_whole(target: Path, data: Path, tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(target, data, whole)
-    first = run(target, data, parts, part="1/2")
-    assert "other parts are missing still" in first
-    assert StatesInfo.finished_shards(parts) == StatesInfo.finished_shards(whole)[::2]
-    second = run(target, data, parts, part="2/2")
-    assert "rows compared with transformers" in second
-    for shard in whole.glob("states-*"):
-        assert (parts / shard.name).read_bytes() == shard.read_bytes()
+class Early(TransformersStates):
+    """The last layer's states are those of the layer before it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        del self.model.base_model.layers[-1]
 
 
-def test_rows_are_cut(target: Path, data: Path, tmp_path: Path) -> None:
-    run(target, data, tmp_path, max_length=10)
-    states, dataset = stored(data, tmp_path), read_dataset(data)[1]
-    lengths = [len(values["input_ids"]) for values in dataset]
-    assert max(lengths) > 10
-    assert [len(states[row]) for row in range(12)] == [min(length, 10) - 1 for length in lengths]
+class Shifted(TransformersStates):
+    """Right but for one of the layers besides the last one, which is another one."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.layers[0] = 2
 
 
-def test_what_is_not_the_target_s_is_found(
-    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Broken(TransformersStates):
+    """Its states are no finite numbers."""
+
+    def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
+        for row, states in super().states(texts):
+            yield row, states / 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "layers", "message"),
+    [
+        (Early, "none", r"row 0 is \d+\.\d% of its length from what transf"),
+        (Shifted, "1", r"row 0 is \d+\.\d% of its length from what transf"),
+        (Broken, "none", r"row \d+: .* expected are \[\d+, 128\] finite"),
+    ],
+)
+def test_states_that_are_not_the_target_s_are_found(
+    engine: type, layers: str, message: str, target: Path, data: Path, tmp_path: Path
 ) -> None:
-    class Early(TransformersStates):
-        """One layer too early."""
-
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            del self.model.base_model.layers[-1]
-
-    with pytest.raises(TrainingError, match=r"row 0 is \d+\.\d% of its length from what transf"):
-        run(target, data, tmp_path / "early", Early, target_layers="none")
-    run(target, data, tmp_path / "unchecked", Early, target_layers="none", check_rows=0)
-
-    class Broken(TransformersStates):
-        def states(self, texts: Any) -> Iterator[tuple[int, Tensor]]:
-            for row, states in super().states(texts):
-                yield row, states / 0
-
-    with pytest.raises(TrainingError, match=r"row \d+: .* expected are \[\d+, 128\] finite"):
-        run(target, data, tmp_path / "broken", Broken, target_layers="none")
-
-
-def test_a_layer_that_is_not_the_target_s_is_found(
-    target: Path, data: Path, tmp_path: Path
-) -> None:
-    class Shifted(TransformersStates):
-        """Right but for one of the layers besides, which is another one."""
-
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            self.layers[0] = 2
-
-    with pytest.raises(TrainingError, match=r"row 0 is \d+\.\d% of its length from what transf"):
-        run(target, data, tmp_path, Shifted, target_layers="1")
+    with pytest.raises(TrainingError, match=message):
+        run(target, data, tmp_path, engine, target_layers=layers)
 
 
 def test_a_folder_of_other_states_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
@@ -180,12 +172,3 @@ def test_a_folder_of_other_states_is_refused(target: Path, data: Path, tmp_path:
     replace(before, text_fingerprint="another").save(tmp_path)
     with pytest.raises(ConfigError, match=r"text_fingerprint: 'another', not "):
         run(target, data, tmp_path)
-
-
-def test_a_disk_that_is_too_small_is_said_before_the_engine_starts(
-    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ConfigError, match=r"GiB are to be written and 0.0 GiB are free"):
-        run(target, data, tmp_path, Never)

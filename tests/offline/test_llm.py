@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests an engine has at a time, and how a vLLM that cannot start says so."""
+"""What vLLM is started with, the requests it has at a time, and how a failing start is reported."""
 
+import json
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.platforms import current_platform
 
+from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, SamplingSettings
+from vllm_redrafter.offline.generation import engine_arguments
 from vllm_redrafter.offline.llm import EngineRequest, run_requests, start_of
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -36,37 +41,33 @@ def request(name: str, steps: int) -> EngineRequest:
     return EngineRequest(name, range(steps), params=None)  # type: ignore[arg-type]
 
 
-def test_a_request_enters_when_another_has_finished() -> None:
-    engine = Engine()
-    waiting = iter([request("a", 1), request("b", 3), request("c", 1), request("d", 2)])
-    steps = list(run_requests(engine, lambda: next(waiting, None), in_flight=2))
-
-    assert engine.seen == [("a", "b"), ("b", "c"), ("b", "d"), ("d",)]
-    assert [tuple(output.request_id for output in step) for step in steps] == engine.seen
-
-
-def test_what_an_output_brings_about_is_asked_for_in_the_next_step() -> None:
+def test_a_request_enters_when_another_has_finished_and_what_follows_an_output_next() -> None:
     """A conversation's next turn follows from the answer to the last one."""
-    engine, waiting = Engine(), deque([request("first", 1), request("other", 3)])
-    for step in run_requests(engine, lambda: waiting.popleft() if waiting else None, in_flight=4):
-        if step[0].request_id == "first":
-            waiting.append(request("second", 1))
+    engine = Engine()
+    waiting = deque([request("a", 1), request("b", 3), request("c", 1), request("d", 2)])
+    steps = []
+    for step in run_requests(engine, lambda: waiting.popleft() if waiting else None, in_flight=2):
+        steps.append(tuple(output.request_id for output in step))
+        if step[-1].request_id == "d":
+            waiting.append(request("e", 1))
 
-    assert engine.seen == [("first", "other"), ("other", "second"), ("other",)]
+    assert engine.seen == [("a", "b"), ("b", "c"), ("b", "d"), ("d", "e")]
+    assert steps == engine.seen
 
 
-@pytest.mark.parametrize("error", [Exception("worker"), ValueError("memory"), RuntimeError("core")])
-def test_vllm_not_starting_is_told_with_the_target(error: Exception) -> None:
-    with (
-        pytest.raises(ConfigError, match=f"cannot start with target 'here': {error}"),
-        start_of("here"),
-    ):
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (Exception("worker"), ConfigError, "cannot start with target 'here': worker"),
+        (RuntimeError("core"), ConfigError, "cannot start with target 'here': core"),
+        (TypeError("a bug"), TypeError, "^a bug"),
+    ],
+)
+def test_a_start_that_fails_names_the_target_and_a_bug_keeps_its_name(
+    error: Exception, expected: type[Exception], message: str
+) -> None:
+    with pytest.raises(expected, match=message), start_of("here"):
         raise error
-
-
-def test_a_bug_while_vllm_starts_keeps_its_own_name() -> None:
-    with pytest.raises(TypeError, match="a bug"), start_of("here"):
-        raise TypeError("a bug")
 
 
 @pytest.mark.parametrize("name", ["run[1]", "what?", "lr*"])
@@ -80,3 +81,37 @@ def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(
     (tmp_path / "link").symlink_to(tmp_path / name)
     with start_of(str(tmp_path / "link")):
         pass
+
+
+GREEDY = GenerationSettings(SamplingSettings(temperature=0.0))
+
+
+def test_further_arguments_go_to_vllm_and_may_not_contradict_options() -> None:
+    further = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
+    settings = replace(
+        GREEDY, engine=EngineSettings(tensor_parallel_size=4, engine_args=json.dumps(further))
+    )
+    found = engine_arguments("target", settings)
+    assert found["tensor_parallel_size"] == 4
+    assert further.items() <= found.items()
+    for name in ("dtype", "max_num_seqs", "tensor_parallel_size", "model"):
+        twice = replace(GREEDY, engine=EngineSettings(engine_args=json.dumps({name: 1})))
+        with pytest.raises(ConfigError, match=f"--engine-args: {name}: the command has an arg"):
+            engine_arguments("target", twice)
+
+
+@pytest.mark.parametrize(
+    ("free", "ranks", "expected"), [(0.5, 1, 0.4), (0.5, 2, 0.2), (1.0, 1, 0.8), (3.0, 1, 0.92)]
+)
+def test_an_engine_on_a_cpu_asks_for_no_more_memory_than_is_free(
+    free: float, ranks: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above all of it: a container, whose limit is less than the machine has free."""
+    total = current_platform.get_device_total_memory()
+    memory = SimpleNamespace(available=int(free * total))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    engine = EngineSettings(tensor_parallel_size=ranks)
+    found = engine_arguments("target", replace(GREEDY, engine=engine))
+    assert found["gpu_memory_utilization"] == pytest.approx(expected)
+    told = EngineSettings(engine_args=json.dumps({"gpu_memory_utilization": 0.1}))
+    assert engine_arguments("target", replace(GREEDY, engine=told))["gpu_memory_utilization"] == 0.1

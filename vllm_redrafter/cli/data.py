@@ -137,9 +137,6 @@ def _ask_servers(
     endpoints: EndpointSettings,
     console: Console,
 ) -> Any:
-    from vllm_redrafter.data.endpoints.engine import EndpointEngine, parsed_addresses
-    from vllm_redrafter.data.endpoints.served_target import ServedTarget
+    from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
 
-    length = settings.sampling.max_model_len
-    served = ServedTarget(target, length, endpoints.served_name, output)
-    return EndpointEngine(parsed_addresses(given), served, settings, endpoints, console)
+    return EndpointEngine(parsed_addresses(given), target, settings, endpoints, output, console)

@@ -19,7 +19,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 class CapturedRows:
-    """Rows that bring the target's hidden states.
+    """Rows with the target's hidden states.
 
     Args:
         rows: possibly of several folders, one after the other.
@@ -27,8 +27,7 @@ class CapturedRows:
         hidden_size: H of the target.
         layers: whose hidden states are wanted besides the last ones.
 
-    Raises:
-        ConfigError: a row is longer than what was captured, a layer was not, or H is another.
+    ConfigError: a row is longer than what was captured, a layer was not captured, or H differs.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class CapturedRows:
 
 
 def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
-    """Which of a row's numbers are wanted; None for all of them."""
+    """The wanted columns of a row; None for all of them."""
     found = states.info.target_layers
     if found == tuple(layers):
         return None
@@ -92,15 +91,13 @@ def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
 def states_of(
     written: WrittenData, folders: Sequence[Path], check_target: bool = True
 ) -> list[StoredStates]:
-    """The hidden states of each data folder, matched by the text that they are of.
+    """The hidden states of each data folder, matched by the fingerprint of the text.
 
     Args:
-        written: the data.
         folders: what capture wrote, in any order.
         check_target: False accepts states of another target than the one that wrote the data.
 
-    Raises:
-        ConfigError: states of other data or of another target, or none for a data folder.
+    ConfigError: states of other data or of another target, or none for a data folder.
     """
     found: dict[str, StoredStates] = {}
     parts = {text_fingerprint(part): part for part in written.parts}

@@ -30,11 +30,7 @@ class ChatTemplate:
         self._template = of_texts(tokenizer)
 
     def apply(self, messages: Sequence[Mapping[str, str]], tokenize: bool = False) -> Any:
-        """Text or token ids, up to where the next answer begins.
-
-        Raises:
-            ConfigError: the template refuses the messages, in whichever way.
-        """
+        """Text or token ids, up to the next answer; ConfigError where the template refuses it."""
         try:
             return self._tokenizer.apply_chat_template(
                 messages,

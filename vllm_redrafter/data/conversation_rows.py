@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user says in a row of a conversation file, whichever public form the row has.
+"""The user's turns in a row of a conversation file of any public form.
 
-A row has a list of messages, or a text. The lists of ShareGPT, UltraChat, OpenAI and SpecForge
-differ in their name, and in the names of a message's role and text; all are read alike, in any
-combination. What the assistant says is not read: the target writes it anew.
+A row has a list of messages, or a text. All forms (ShareGPT, UltraChat, OpenAI, SpecForge) are read
+alike. The assistant's answers are not read: the target writes them anew.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class UnusableRow(ConfigError):
 
     Args:
         at: where it was read, such as `prompts.jsonl, line 3`.
-        kind: what it has in common with rows of the same trouble, as in `rows that are not JSON`.
+        kind: common to rows of the same trouble, as in `rows that are not JSON`.
         detail: what is wrong with this one.
     """
 
@@ -89,17 +88,13 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a user says; the target writes the answers.
+    """The user's messages `turns`, at least one; the target writes the answers.
 
     Attributes:
-        turns: the user's messages, in order; at least one.
-        system: the system message, or None.
         bare: read as mere text, not as the messages of a chat.
         source: where it was read, for error messages; not compared.
 
-    Raises:
-        ConfigError: there is no turn, or an empty one.
-        UnusableRow: a text that no tokenizer takes.
+    ConfigError: a turn is empty. UnusableRow: a text that no tokenizer takes.
     """
 
     turns: tuple[str, ...]
@@ -117,15 +112,9 @@ class Conversation:
 
 
 def conversation_of(row: Any, at: str) -> Conversation:
-    """Read a row.
+    """Read a row (or the trouble with reading it) that was found `at` a place.
 
-    Args:
-        row: of a file, or the trouble with reading it.
-        at: where it was read.
-
-    Raises:
-        UnusableRow: the form is unknown, the user says nothing, another role than user, assistant
-            and system has a part in it, or something else than text.
+    UnusableRow: the form is unknown, the user says nothing, or the row has parts that are not read.
     """
     if isinstance(row, UnusableRow):
         raise row
@@ -151,7 +140,6 @@ def conversation_of(row: Any, at: str) -> Conversation:
 
 
 def shortened(value: Any, length: int = 80, plain: bool = False) -> str:
-    """A value as messages show it."""
     text = value if plain else repr(value)
     return text if len(text) <= length else f"{text[:length]}…"
 
@@ -169,7 +157,7 @@ def unpaired_surrogate(text: str) -> str | None:
 
 
 def check_system_prompt(text: str | None) -> None:
-    """Raise a ConfigError for a --system-prompt that no tokenizer takes."""
+    """Refuse a --system-prompt that no tokenizer takes."""
     if text is not None and (half := unpaired_surrogate(text)):
         raise ConfigError(
             f"--system-prompt {text!r}: {half} is half of a character or a byte that is not UTF-8: "
@@ -178,7 +166,7 @@ def check_system_prompt(text: str | None) -> None:
 
 
 def _read_messages(name: str, messages: list[Any], system: list[str], at: str) -> Conversation:
-    """What the user says in the list `name`; `system` has the messages that stand beside it."""
+    """Read the list `name`; `system` has the messages that stand beside it."""
     turns: list[str] = []
     others: UnusableRow | None = None
     for position, message in enumerate(messages):
@@ -215,7 +203,7 @@ def _read_messages(name: str, messages: list[Any], system: list[str], at: str) -
 
 def _speaker_and_content(message: Any, place: str, at: str) -> tuple[str, Any]:
     def first(keys: tuple[str, ...]) -> Any:
-        """Of the first key that has a value; Parquet has all keys, some of them null."""
+        """The first key's value that is not null; Parquet has all keys."""
         found = message if isinstance(message, dict) else {}
         return next((found[key] for key in keys if found.get(key) is not None), None)
 
@@ -231,18 +219,16 @@ def _text(content: Any, place: str, at: str) -> str:
     """A message's text; of several parts, as vLLM's server joins them."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = [_part(part) for part in content] if isinstance(content, list) else [None]
-    if None in texts:
-        detail = f"{place} must be text or parts of text; found {shortened(content)}"
-        raise UnusableRow(at, _NO_TEXT, detail)
+    texts = []
+    for part in content if isinstance(content, list) else [None]:
+        text = part
+        if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
+            text = part.get("text")
+        if not isinstance(text, str):
+            detail = f"{place} must be text or parts of text; found {shortened(content)}"
+            raise UnusableRow(at, _NO_TEXT, detail)
+        texts.append(text)
     return "\n".join(filter(None, texts))
-
-
-def _part(part: Any) -> str | None:
-    """A part's text; None where it is something else."""
-    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
-        part = part.get("text")
-    return part if isinstance(part, str) else None
 
 
 def _systems_beside(row: dict[str, Any], at: str) -> list[str]:

@@ -85,17 +85,12 @@ class DatasetInfo(FolderInfo):
         return -(-self.num_conversations // self.shard_size)
 
     def conversations_of(self, shard: int) -> range:
-        """The indices of a shard's conversations."""
         start = shard * self.shard_size
         return range(start, min(start + self.shard_size, self.num_conversations))
 
 
 def write_shard(folder: Path, shard: int, rows: Sequence[Row]) -> None:
-    """Write a shard, with all of its rows.
-
-    Raises:
-        ConfigError: it cannot be written (a full disk, say).
-    """
+    """Write a shard with all of its rows; ConfigError where it cannot be written."""
     schema = COLUMNS.arrow_schema
     values = {name: [getattr(row, name) for row in rows] for name in schema.names}
     with shard_file(DatasetInfo.shard_path(folder, shard)) as file:
@@ -108,10 +103,8 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
     The rows are mapped into memory from a temporary folder (`$TMPDIR`) that this process deletes
     when it ends.
 
-    Raises:
-        ConfigError: no dataset.json or one of another format version; a shard that is missing,
-            damaged or of other data; no row, or one that is not what the columns promise; or the
-            disk with the temporary folder is full.
+    ConfigError: no dataset.json; a shard that is missing, damaged or of other data; no row, or a
+    broken one; or the disk with the temporary folder is full.
     """
     folder = Path(folder).expanduser()
     info = DatasetInfo.load(folder)
@@ -154,13 +147,9 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
 
 
 def first_broken_row(data: Any, vocab_size: int) -> tuple[int, str] | None:
-    """The number of the first row that is not what the columns promise, and what is wrong with it.
+    """The first row that is not what the columns promise: its number, and what is wrong with it.
 
-    Nothing later looks before it indexes.
-
-    Args:
-        data: a `datasets.Dataset`; it is read once, and may be larger than the memory.
-        vocab_size: of the target: token ids are below it.
+    Later code indexes without a check. The `datasets.Dataset` may be larger than the memory.
     """
     start = 0
     for batch in data.data.table.to_batches(max_chunksize=ROWS_AT_ONCE):
@@ -200,7 +189,6 @@ def _tokens_outside(batch: Any, vocab_size: int) -> Any:
 
 
 def _batches(folder: Path, shard: int, info: DatasetInfo, schema: pa.Schema) -> Iterator[Any]:
-    """A shard's rows."""
     path = info.shard_path(folder, shard)
     again = "delete it and start generate-data again, which writes what is missing"
     own = info.conversations_of(shard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def target_fingerprint(target: str | Path, revision: str | None = None) -> str:
     """Which model this is: its architecture, and pieces of each of its weights files.
 
-    The same files give the same fingerprint wherever they lie. Those of a hub id are fetched.
-
-    Raises:
-        ConfigError: no such model, or one without config.json or weights files.
+    The same files give the same fingerprint in any folder. Those of a hub id are fetched.
+    ConfigError: no such model, or one without config.json or weights files.
     """
     name = str(target)
     folder = _local_folder(name, revision)
@@ -128,21 +126,14 @@ def _weights_files(folder: Path, target: str) -> Sequence[Path]:
 
 
 def _pieces(path: Path) -> list[Any]:
-    """A weights file's size, and the digest of some pieces of it."""
-    size = path.stat().st_size
+    """A weights file's size, and the digest of pieces of it, which cover a small file."""
+    size, last = path.stat().st_size, path.stat().st_size - PIECE_BYTES
+    offsets = [last * piece // (NUM_PIECES - 1) for piece in range(NUM_PIECES)]
+    if size <= NUM_PIECES * PIECE_BYTES:
+        offsets = list(range(0, size, PIECE_BYTES))
     sha = hashlib.sha256()
     with path.open("rb") as file:
-        for offset in _offsets(size):
+        for offset in offsets:
             file.seek(offset)
             sha.update(file.read(PIECE_BYTES))
     return [size, sha.hexdigest()]
-
-
-def _offsets(size: int) -> Iterator[int]:
-    """Where the pieces begin; those of a small file cover all of it."""
-    if size <= NUM_PIECES * PIECE_BYTES:
-        yield from range(0, size, PIECE_BYTES)
-    else:
-        last = size - PIECE_BYTES
-        for piece in range(NUM_PIECES):
-            yield last * piece // (NUM_PIECES - 1)

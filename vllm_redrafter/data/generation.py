@@ -53,8 +53,8 @@ class GenerationSummary:
     seconds: float = 0.0
     tokens_per_step: float | None = None
 
-    def add(self, dialogue: Dialogue) -> None:
-        """Count a finished conversation, but for its answers."""
+    def _add(self, dialogue: Dialogue) -> None:
+        """Count a finished conversation; its answers are counted already."""
         rows = dialogue.rows()
         self.conversations += 1
         self.rows += len(rows)
@@ -92,17 +92,16 @@ def generate_data(
     """Let the target answer the prompts, and write the answers as training data.
 
     Finished shards are kept. The same settings give the same data, in any number of runs and parts,
-    but for what an engine rounds differently in batches of other sizes.
+    but for rounding in batches of other sizes. Prompts that the target cannot be asked are left
+    out.
 
     Args:
         target: a folder, or a hub id.
-        prompts: what to answer; what the target cannot be asked is left out.
         output: a folder of the format of `dataset.py`.
-        start_engine: starts what lets the target answer, such as `OfflineEngine` with vLLM.
+        start_engine: starts the target, such as `OfflineEngine` with vLLM.
 
-    Raises:
-        ConfigError: a prompt, target or folder that cannot work; the folder holds data of other
-            settings; another process writes this part; the disk is full.
+    ConfigError: a prompt, target or folder that cannot work; the folder holds data of other
+    settings; another process writes this part; the disk is full.
     """
     settings, console = settings or GenerationSettings(), console or Console()
     opened = Target.open(target)
@@ -134,7 +133,7 @@ def generate_data(
 def _askable(
     prompts: Sequence[Conversation], renderer: PromptRenderer, console: Console
 ) -> list[Conversation]:
-    """What the target can be asked, the same for every part and run; the rest is named."""
+    """The prompts that the target can be asked, the same for every part and run."""
     askable, left_out = [], LeftOut()
     for conversation in prompts:
         try:
@@ -194,7 +193,7 @@ class _Generation:
         self._rows: defaultdict[int, dict[int, list[Row]]] = defaultdict(dict)
 
     def run(self, console: Console) -> None:
-        """Write the missing shards, as many conversations at a time as the engine takes."""
+        """Write the missing shards."""
         started = time.monotonic()
         with progress_bar(console) as progress:
             task = progress.add_task("conversations", total=self._total, completed=0, status="")
@@ -228,7 +227,7 @@ class _Generation:
             self._waiting.append(turn)
             self._running[dialogue.index] = dialogue
             return
-        self._summary.add(dialogue)
+        self._summary._add(dialogue)
         shard = dialogue.index // self._info.shard_size
         finished = self._rows[shard]
         finished[dialogue.index] = dialogue.rows()

@@ -78,7 +78,6 @@ class StatesInfo(FolderInfo):
 
     @property
     def width(self) -> int:
-        """Numbers of a token: (1 + n) H."""
         return (1 + len(self.target_layers)) * self.hidden_size
 
     @property
@@ -100,10 +99,7 @@ def text_fingerprint(dataset: Any) -> str:
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
-    """Which rows each shard has: as many in turn as have at most `shard_tokens` tokens together.
-
-    A longer row is a shard of its own.
-    """
+    """Which rows each shard has: of at most `shard_tokens` tokens together, or one longer row."""
     shards: list[range] = []
     start = tokens = 0
     for row, length in enumerate(lengths):
@@ -117,24 +113,19 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
 
 
 def write_states(folder: Path, shard: int, states: Mapping[int, Tensor]) -> None:
-    """Write a shard: by row, [T-1, (1 + n) H].
-
-    Raises:
-        ConfigError: it cannot be written (a full disk, say).
-    """
+    """Write a shard: by row, [T-1, (1 + n) H]; ConfigError where it cannot be written."""
     with shard_file(StatesInfo.shard_path(folder, shard)) as file:
         file.write(save({f"row-{row}": value for row, value in sorted(states.items())}))
 
 
 class StoredStates:
-    """The hidden states of one data folder's rows, read from disk when they are asked for.
+    """The hidden states of a data folder's rows, read from disk when asked for.
 
     Args:
         folder: what capture wrote.
         lengths: of the data's rows, uncut.
 
-    Raises:
-        ConfigError: no states there, others, or not all of them.
+    ConfigError: no states there, others, or not all of them.
     """
 
     def __init__(self, folder: Path, lengths: np.ndarray) -> None:
@@ -155,11 +146,7 @@ class StoredStates:
         return len(self._lengths)
 
     def __getitem__(self, row: int) -> Tensor:
-        """[T-1, (1 + n) H], in the target's dtype.
-
-        Raises:
-            ConfigError: the row's shard is damaged.
-        """
+        """[T-1, (1 + n) H], in the target's dtype; ConfigError where the row's shard is damaged."""
         path = self.info.shard_path(self.folder, int(self._shard_of[row]))
         expected = (int(self._lengths[row]) - 1, self.info.width)
         try:

@@ -27,11 +27,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """From `k/n`.
-
-        Raises:
-            ConfigError: it is something else, or k is not from 1 to n.
-        """
+        """From `k/n`; ConfigError where it is something else, or k is not from 1 to n."""
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         part = cls(int(found[1]), int(found[2])) if found else cls(0, 0)
         if not 1 <= part.k <= part.n:
@@ -39,17 +35,11 @@ class Part:
         return part
 
     def shards(self, total: int) -> range:
-        """Which of `total` shards it writes."""
         return range(self.k - 1, total, self.n)
 
     @contextmanager
-    def locked(self, folder: Path) -> Iterator[None]:
-        """Keep other processes from writing this part; the folder is made if it is missing.
-
-        Raises:
-            ConfigError: another process is writing it, or a part of another number of parts; or
-                the folder cannot be written to.
-        """
+    def _locked(self, folder: Path) -> Iterator[None]:
+        """Keep other processes from writing this part, or parts of another number."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = (folder / f".part-{self.k}-of-{self.n}.lock").open("w")
@@ -82,20 +72,12 @@ class FolderInfo:
 
     @classmethod
     def finished_shards(cls, folder: Path) -> list[int]:
-        """The numbers of the shards that are there, in order; a shard that exists is complete.
-
-        Raises:
-            ConfigError: two names stand for one number.
-        """
+        """The numbers of the shards that are there, in order; a shard that exists is complete."""
         return numbered_files(folder, *cls.SHARD)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read the description.
-
-        Raises:
-            ConfigError: it is missing, malformed, or of another format version.
-        """
+        """Read the description; ConfigError where it is missing or is none of this version."""
         path = folder / cls.FILE
         try:
             values = read_json(path)
@@ -138,16 +120,14 @@ class FolderInfo:
     def missing_shards(self, output: Path, part: Part, total: int) -> Iterator[list[int]]:
         """The shards that a part has still to write; it is locked meanwhile.
 
-        A new folder is described first. A complete one is only read.
-
-        Raises:
-            ConfigError: the folder holds something else, or another process writes the part.
+        A new folder is described first. A complete one is only read. ConfigError: the folder holds
+        something else, or another process writes the part.
         """
         own = part.shards(total)
         if (output / self.FILE).exists() and not self._unfinished(output, own):
             yield []
             return
-        with part.locked(output):
+        with part._locked(output):
             if not (output / self.FILE).exists() and self.finished_shards(output):
                 raise ConfigError(
                     f"--output {output} holds shards without a {self.FILE} that says what they "
@@ -163,21 +143,13 @@ class FolderInfo:
 
 @contextmanager
 def shard_file(path: Path) -> Iterator[BinaryIO]:
-    """A shard to write; it gets its name when all of it is on the disk.
-
-    Raises:
-        ConfigError: it cannot be written (a full disk, say).
-    """
+    """A shard to write; it gets its name when all of it is on the disk. ConfigError: disk full."""
     with _failure_named(path), whole_file(path) as file:
         yield file
 
 
 def check_same(output: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse to continue with the settings `own` what was made with those `found`.
-
-    Raises:
-        ConfigError: they differ in more than the target's name.
-    """
+    """Refuse to continue what was made with the settings `found` with other settings `own`."""
     different = [name for name in own if name != "target" and own[name] != found.get(name)]
     if different:
         each = [f"{name}: {found.get(name)!r}, not {own[name]!r}" for name in different]

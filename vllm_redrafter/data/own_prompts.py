@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts without a dataset: the target writes the user's turns itself.
 
-Magpie (arXiv 2406.08464): a model that was trained on conversations, given its chat template up to
-where the user's turn begins, goes on with what a user would say. A base model knows no turns.
-
-The file has the order of the attempts, each of which has its seed: a run that is stopped is
-continued by the same command, to the same prompts.
+Magpie (arXiv 2406.08464): an instruct model, given its chat template up to the user's turn, goes on
+with what a user would say. The file has the order of the attempts, each of which has its seed: the
+same command continues a stopped run, to the same prompts.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,11 +20,13 @@ from rich.console import Console
 
 from vllm_redrafter.data.chat_template import MARK, ChatTemplate
 from vllm_redrafter.data.fingerprint import digest
-from vllm_redrafter.data.prompt_file import PromptFile
+from vllm_redrafter.data.output_folder import check_same
 from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import lock, whole_file
+from vllm_redrafter.utils.json_files import parse_json, read_json
 from vllm_redrafter.utils.progress import progress_bar
 
 PATIENCE = 2048
@@ -39,10 +40,7 @@ _OWN_PROMPTS = "give generate-data --prompts of your own, such as a .txt with on
 
 @dataclass(frozen=True)
 class _TurnPlace:
-    """What a chat template has before the user's turn, in token ids, and what ends it.
-
-    That is a special token's id, or text where it is none.
-    """
+    """Token ids before the user's turn, and what ends it: a special token's id, else text."""
 
     prompt: list[int]
     end: int | str
@@ -66,12 +64,7 @@ class PromptSummary:
 
 
 def place_of_turn(tokenizer: Any, system_prompt: str | None) -> _TurnPlace:
-    """Find the place of the user's turn, behind the system's message where there is one.
-
-    Raises:
-        ConfigError: there is no chat template, or it refuses the messages, or says nothing after
-            the user's turn.
-    """
+    """The place of the user's turn in the chat template, behind the system message if any."""
     if not tokenizer.chat_template:
         raise ConfigError(
             "the target's tokenizer has no chat template, so the target cannot write a user's "
@@ -110,11 +103,10 @@ def make_prompts(
     Args:
         target: a folder, or a hub id.
         output: the file: JSON lines, each with `messages` and the number of the attempt.
-        start_engine: starts what lets the target write, such as `OfflineEngine` with vLLM.
+        start_engine: starts the target, such as `OfflineEngine` with vLLM.
 
-    Raises:
-        ConfigError: no such target, one without a chat template, or one that has no embedding of
-            what the template writes; a file that holds something else; nothing new comes any more.
+    ConfigError: no such target, one without a chat template or without embeddings of what it
+    writes; a file that holds something else; or attempts bring nothing new any more.
     """
     settings, console = settings or PromptSettings(), console or Console()
     opened = Target.open(target)
@@ -229,3 +221,96 @@ class _Attempts:
 def _messages(system_prompt: str | None, text: str) -> list[dict[str, str]]:
     system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     return [*system, {"role": "user", "content": text}]
+
+
+class PromptFile:
+    """A file of different prompts, each with the number of the attempt that made it.
+
+    PATH.made-with.json beside it has `made_with`, all that the prompts depend on. ConfigError: the
+    file was made otherwise, another process is writing it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, made_with: dict[str, Any]) -> None:
+        self._path = path.expanduser()
+        record = self._path.with_name(f"{self._path.name}.made-with.json")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not self._path.exists() or not self._path.stat().st_size
+            self._file = self._path.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"--output {path}: cannot be written to: {error}") from error
+        try:
+            busy = f"--output {path}: another process is writing there"
+            lock(self._file, f"{busy}; wait for it to end, or give another file")
+            if is_new:
+                with whole_file(record) as file:
+                    file.write((json.dumps(made_with, indent=2) + "\n").encode())
+            else:
+                check_same(self._path, _made_with(self._path, record), made_with)
+            self._seen: set[str] = set()
+            self.next_attempt = 0
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, messages: list[dict[str, str]], attempt: int) -> bool:
+        """Append a prompt, the last message; False where it is there already.
+
+        Case and blanks do not count. Attempts come in ascending order.
+        """
+        same = _normalised(messages[-1]["content"])
+        if same in self._seen:
+            return False
+        line = json.dumps({"messages": messages, "attempt": attempt}, ensure_ascii=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path}: cannot be written to ({error.strerror}); what is in it is kept: "
+                "make room and start the same command again"
+            ) from error
+        self._seen.add(same)
+        self.next_attempt = attempt + 1
+        return True
+
+    def _read(self) -> None:
+        """Take over what is there; the line that a killed run did not finish is cut off."""
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                row = parse_json(line)
+                text = row["messages"][-1]["content"]
+                self.next_attempt = int(row["attempt"]) + 1
+            except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+                raise ConfigError(
+                    f"{self._path}, line {number}: not what make-prompts writes ({error!r}); give "
+                    "another --output"
+                ) from error
+            self._seen.add(_normalised(text))
+            whole += len(line)
+        self._file.truncate(whole)
+
+
+def _normalised(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _made_with(path: Path, record: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(record))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"--output {path} exists, and {record.name}, which would say how it was made, cannot "
+            "be read: give another file"
+        ) from error

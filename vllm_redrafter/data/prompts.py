@@ -42,8 +42,7 @@ def read_prompts(source: str, split: str | None = None) -> tuple[list[Conversati
         source: a file, the id of a dataset on the hub, or a folder that `datasets` can load.
         split: of the dataset; None is its `train` split.
 
-    Raises:
-        ConfigError: no such source, one that cannot be read, or no usable prompt at all.
+    ConfigError: no such source, one that cannot be read, or no usable prompt at all.
     """
     usable, left_out = [], LeftOut()
     for at, row in _rows(source, split):

@@ -79,11 +79,7 @@ class TrainingData:
 
 
 def read_all(folders: Sequence[Path], target: Target, check_target: bool = True) -> WrittenData:
-    """Read data folders as one, each as `read_checked` does.
-
-    Raises:
-        ConfigError: see there; or a folder is given twice.
-    """
+    """Read data folders as one, each by `read_checked`; ConfigError where one is given twice."""
     if len({folder.expanduser().resolve() for folder in folders}) < len(folders):
         names = ", ".join(map(str, folders))
         raise ConfigError(f"--data {names}: a folder is given twice; leave the second one out")
@@ -105,14 +101,10 @@ def read_all(folders: Sequence[Path], target: Target, check_target: bool = True)
 def read_checked(
     folder: str | Path, target: Target, check_target: bool = True
 ) -> tuple[DatasetInfo, Any]:
-    """Read a data folder; refuse data of another target or tokenizer.
+    """Read a data folder; a ConfigError refuses data of another target or tokenizer.
 
     With check_target False, another target with the same tokenizer may have written it, such as a
     quantised copy.
-
-    Raises:
-        ConfigError: no data there, or another tokenizer's or target's, or a token that the target
-            has no embedding of.
     """
     info, dataset = read_dataset(folder)
     ours = tokenizer_fingerprint(target.tokenizer)
@@ -153,11 +145,7 @@ def split(data: WrittenData, held_out: int, seed: int, length: int) -> TrainingD
 def held_out_conversations(conversations: Tensor, held_out: int, seed: int) -> Tensor:
     """[rows] bool: True for the rows of `held_out` conversations, chosen by the seed.
 
-    Args:
-        conversations: [rows] int64, which conversation each row is of.
-
-    Raises:
-        ConfigError: no other conversation would be left.
+    `conversations` is [rows] int64. ConfigError: no other conversation would be left.
     """
     numbers = torch.unique(conversations)
     if len(numbers) <= held_out:

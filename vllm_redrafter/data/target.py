@@ -57,17 +57,16 @@ class Target:
 
     @classmethod
     def open(cls, name: str | Path) -> Target:
-        """Read a target's configuration; ConfigError where that cannot be."""
+        """Read a target's configuration; ConfigError where that is not possible."""
         return cls(str(name), _read(AutoConfig, str(name)))
 
     @property
     def text_config(self) -> Any:
-        """The configuration of the language model."""
         return self.config.get_text_config()
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it has embeddings of."""
+        """Rows of its embedding."""
         return int(self.text_config.vocab_size)
 
     @cached_property
@@ -77,12 +76,10 @@ class Target:
 
     @cached_property
     def embedded(self) -> EmbeddedTokens:
-        """The tokens that it can be sent."""
         return EmbeddedTokens(self.tokenizer, self.vocab_size)
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `target_fingerprint`."""
         return target_fingerprint(self.name)
 
 

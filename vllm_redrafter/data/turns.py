@@ -75,13 +75,8 @@ class TargetEngine(Protocol):
 class PromptRenderer:
     """Writes a conversation as the target expects it: by its chat template, or as plain text.
 
-    Args:
-        tokenizer: the target's, of transformers.
-        embedded: the tokens that the target can be sent.
-        system_prompt: for conversations without a system message of their own.
-
-    Raises:
-        ConfigError: there is a system prompt, but no chat template that could express it.
+    `system_prompt` is for conversations without their own; ConfigError where no template can
+    express it.
     """
 
     def __init__(
@@ -97,12 +92,7 @@ class PromptRenderer:
             )
 
     def check(self, conversation: Conversation) -> None:
-        """Refuse a conversation now that could not be written later.
-
-        Raises:
-            UnusableRow: see `prompt`; or there is no chat template, and only one could express
-                several turns or a system message.
-        """
+        """Raise an UnusableRow now for a conversation that could not be written later."""
         some_answers = ["answer"] * (len(conversation.turns) - 1)
         if self._template is None and (some_answers or conversation.system is not None):
             raise UnusableRow(
@@ -122,9 +112,8 @@ class PromptRenderer:
     def prompt(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
         """Token ids up to where the next answer begins, given those before it.
 
-        Raises:
-            UnusableRow: the chat template refuses the conversation, nothing comes of it, or the
-                target has no embedding of one of the tokens.
+        UnusableRow: the chat template refuses the conversation, nothing comes of it, or the target
+        has no embedding of one of the tokens.
         """
         tokens = list(self._rendered(conversation, answers, tokenize=True))
         if not tokens:
@@ -134,16 +123,15 @@ class PromptRenderer:
         return tokens
 
     def _rendered(self, conversation: Conversation, answers: Sequence[str], tokenize: bool) -> Any:
-        """Token ids or text, up to where the next answer begins."""
         if self._template is None:
             return self._tokenizer(conversation.turns[0])["input_ids"]
         try:
-            return self._template.apply(self.messages(conversation, answers), tokenize)
+            return self._template.apply(self._messages(conversation, answers), tokenize)
         except ConfigError as error:
             kind = "that the target's chat template refuses"
             raise UnusableRow(conversation.source, kind, str(error)) from error
 
-    def messages(self, conversation: Conversation, answers: Sequence[str]) -> list[dict[str, str]]:
+    def _messages(self, conversation: Conversation, answers: Sequence[str]) -> list[dict[str, str]]:
         """What has been said before the next answer, as chat templates take it."""
         messages = []
         if system := conversation.system or self._system_prompt:
@@ -153,7 +141,7 @@ class PromptRenderer:
             messages += [{"role": "assistant", "content": a} for a in answers[turn : turn + 1]]
         return messages
 
-    def text(self, answer: Sequence[int]) -> str:
+    def _text(self, answer: Sequence[int]) -> str:
         """An answer as a message's content."""
         return str(self._tokenizer.decode(answer, skip_special_tokens=True))
 
@@ -213,13 +201,13 @@ class Dialogue:
         row = self._row
         assert row is not None
         self._append(row, answer.tokens, True)
-        self._answers.append(self._renderer.text(answer.tokens))
+        self._answers.append(self._renderer._text(answer.tokens))
         if not answer.ended:
             self.truncated = len(row.input_ids) >= self._max_model_len
             self.cut_answers += not self.truncated
 
     def rows(self) -> list[Row]:
-        """All rows; none where even the first prompt was too long."""
+        """Empty where the first prompt was too long already."""
         return self._rows + ([self._row] if self._row is not None else [])
 
     def _append_prompt(self, prompt: list[int]) -> None:

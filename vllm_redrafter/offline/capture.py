@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-redrafter capture`: the target's hidden states for all rows of a data folder.
-
-A shard is written when all its rows are there; the next run writes missing ones.
-"""
+"""`vllm-redrafter capture`: the target's hidden states for all rows of a data folder."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from rich.console import Console
+from torch import Tensor
 
 from vllm_redrafter.data.hidden_states import (
     SHARD_BYTES,
@@ -22,6 +22,7 @@ from vllm_redrafter.data.hidden_states import (
     StoredStates,
     plan_shards,
     text_fingerprint,
+    write_states,
 )
 from vllm_redrafter.data.output_folder import Part
 from vllm_redrafter.data.rows import row_lengths
@@ -29,11 +30,31 @@ from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.target_layers import layers_of
-from vllm_redrafter.offline.capture_run import CaptureRun, StatesEngine, check_rows
-from vllm_redrafter.replay.target import final_norm, load_ends
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.replay.target import final_norm, hidden_states, load_ends, load_target
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
+from vllm_redrafter.utils.progress import progress_bar
 
 GIB = 2**30
+
+TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
+"""How far a row may be from transformers', as a share of its length. Two ways to add up the same
+16-bit numbers are some hundredths apart after many layers; states of another layer, of another
+token, or without the norm, are as far apart as they are long."""
+
+
+class StatesEngine(Protocol):
+    """What runs the target's layers."""
+
+    def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
+        """From (a name, tokens) to (the name, states), in any order.
+
+        States are [tokens, (n + 1) H]: of n layers, in ascending order, then what enters the final
+        norm.
+        """
+        ...
+
+    def close(self) -> None: ...
+
 
 StartEngine = Callable[[str, CaptureSettings, Sequence[int], int, Path], StatesEngine]
 """From the target, how to capture, the layers whose output is wanted (the last one and those before
@@ -74,7 +95,7 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
     shards = plan_shards(lengths.tolist(), info.shard_tokens)
     own = part.shards(len(shards))
     with info.missing_shards(output, part, len(shards)) as missing:
-        run = CaptureRun(info, dataset, lengths, {n: shards[n] for n in missing}, output)
+        run = _CaptureRun(info, dataset, lengths, {n: shards[n] for n in missing}, output)
         _print_plan(console, info, len(shards), len(own), run)
         if missing:
             _check_space(output, run.num_bytes)
@@ -96,7 +117,7 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
         # Evenly spread from the first to the last.
         places = np.linspace(0, len(rows) - 1, min(job.settings.check_rows, len(rows)))
         sample = [rows[place] for place in places.astype(int)]
-        apart = check_rows(target, states, {row: dataset[row]["input_ids"] for row in sample})
+        apart = _check_rows(target, states, {row: dataset[row]["input_ids"] for row in sample})
         console.print(
             f"{len(sample)} rows compared with transformers: at most {apart:.2%} of their length "
             "apart"
@@ -105,7 +126,7 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
 
 @contextmanager
 def _scratch_folder(path: Path) -> Iterator[Path]:
-    """An empty folder for passing files; it is gone afterwards."""
+    """An empty folder for passing files; it is deleted afterwards."""
     shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
     path.mkdir()
     try:
@@ -149,7 +170,7 @@ def _describe(
 
 
 def _print_plan(
-    console: Console, info: StatesInfo, num_shards: int, num_own: int, run: CaptureRun
+    console: Console, info: StatesInfo, num_shards: int, num_own: int, run: _CaptureRun
 ) -> None:
     num_bytes = (info.num_tokens - info.num_rows) * info.bytes_per_token
     console.print(
@@ -159,3 +180,100 @@ def _print_plan(
     )
     part = "" if num_own == num_shards else f"this part has {num_own} shards; "
     console.print(f"{part}{run.num_bytes / GIB:.2f} GiB are to be written now")
+
+
+class _CaptureRun:
+    """One run: the rows of the missing shards, cut to `lengths`, become files in `output`."""
+
+    def __init__(
+        self,
+        info: StatesInfo,
+        dataset: Any,
+        lengths: np.ndarray,
+        missing: dict[int, range],
+        output: Path,
+    ) -> None:
+        self._info, self._dataset, self._lengths = info, dataset, lengths
+        self._missing, self._output = missing, output
+        self.tokens = sum(int(lengths[row]) - 1 for rows in missing.values() for row in rows)
+        self.num_bytes = self.tokens * info.bytes_per_token
+
+    def run(self, engine: StatesEngine, norm: Callable[[Tensor], Tensor], console: Console) -> None:
+        """Write all missing shards, each when it has all its rows."""
+        started = time.monotonic()
+        shard_of = {row: shard for shard, rows in self._missing.items() for row in rows}
+        empty = torch.empty(0, self._info.width, dtype=getattr(torch, self._info.dtype))
+        # A row of one token predicts nothing, and is not read at all.
+        done = {
+            shard: {row: empty for row in rows if self._lengths[row] == 1}
+            for shard, rows in self._missing.items()
+        }
+        with progress_bar(console) as progress:
+            task = progress.add_task("tokens", total=self.tokens, completed=0, status="")
+            for row, states in engine.states(self._texts()):
+                shard = shard_of[row]
+                done[shard][row] = self._normed(row, states, norm)
+                self._write_if_whole(shard, done)
+                progress.update(task, advance=len(states))
+            for shard in list(done):
+                self._write_if_whole(shard, done)
+        seconds = time.monotonic() - started
+        console.print(
+            f"{self.tokens:,} tokens in {seconds:.0f} s, {self.tokens / seconds:.0f} per s"
+        )
+        if done:
+            raise TrainingError(f"the engine gave no hidden states for shards {sorted(done)}")
+
+    def _texts(self) -> Iterator[tuple[int, list[int]]]:
+        for rows in self._missing.values():
+            for row in rows:
+                if (length := int(self._lengths[row])) > 1:
+                    yield row, self._dataset[row]["input_ids"][: length - 1]
+
+    def _normed(self, row: int, states: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """The normed last states, then those of the layers as they are; checked."""
+        expected = (int(self._lengths[row]) - 1, self._info.width)
+        states = states.to(getattr(torch, self._info.dtype))
+        size = self._info.hidden_size
+        layers, last = states[:, :-size], states[:, -size:]
+        states = torch.cat([norm(last), layers], dim=1)
+        if states.shape != expected or not bool(states.isfinite().all()):
+            raise TrainingError(
+                f"row {row}: the engine's hidden states are {list(states.shape)}, expected are "
+                f"{list(expected)} finite numbers"
+            )
+        return states
+
+    def _write_if_whole(self, shard: int, done: dict[int, dict[int, Tensor]]) -> None:
+        if shard in done and len(done[shard]) == len(self._missing[shard]):
+            write_states(self._output, shard, done.pop(shard))
+
+
+@torch.no_grad()
+def _check_rows(target: Target, states: StoredStates, rows: Mapping[int, Sequence[int]]) -> float:
+    """The largest distance of rows, |captured - computed| / |computed|, from transformers' states.
+
+    The target is loaded in the dtype of the states, over all GPUs. It is a TrainingError where
+    rounding cannot explain a row's distance.
+    """
+    dtype = states.info.dtype
+    model = load_target(target, getattr(torch, dtype), "auto")
+    layers, largest = states.info.target_layers, 0.0
+    for row, tokens in rows.items():
+        captured = states[row].float()
+        read = torch.tensor([tokens[: len(captured)]], device=model.device)
+        computed = hidden_states(model, layers, input_ids=read)[0].float().cpu()
+        # Layer by layer: the last ones' numbers may be far larger than the first ones'.
+        by_layer = (x.view(len(x), 1 + len(layers), -1) for x in (captured - computed, computed))
+        difference, whole = (x.norm(dim=(0, 2)) for x in by_layer)
+        apart = float((difference / whole).max())
+        # Written so that NaN is refused too.
+        if not apart <= TOLERANCE[dtype]:
+            raise TrainingError(
+                f"{states.folder}: row {row} is {apart:.1%} of its length from what transformers "
+                f"computes, and rounding in {dtype} explains {TOLERANCE[dtype]:.1%}: these hidden "
+                "states are not the target's; train without --hidden-states, and report the "
+                "target's class"
+            )
+        largest = max(largest, apart)
+    return largest

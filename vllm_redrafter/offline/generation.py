@@ -51,11 +51,7 @@ def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, A
 
 
 def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
-    """Arguments of vLLM, but for the model.
-
-    Raises:
-        ConfigError: `engine_args` says what options of the command say.
-    """
+    """vLLM's arguments, but for the model; ConfigError where `engine_args` repeats an option."""
     sampling, drafter = settings.sampling, settings.drafter
     speculation = None
     if drafter is not None:
@@ -84,8 +80,7 @@ def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any
     }
 
 
-def sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingParams:
-    """How vLLM draws an answer."""
+def _sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingParams:
     sampling = settings.sampling
     return SamplingParams(
         temperature=sampling.temperature,
@@ -102,11 +97,7 @@ def sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingPar
 
 
 class OfflineEngine:
-    """The target in vLLM, writing training data: a `TargetEngine`.
-
-    Raises:
-        ConfigError: vLLM cannot start with them.
-    """
+    """The target in vLLM: a `TargetEngine`; ConfigError where it cannot start."""
 
     def __init__(self, target: Target, settings: GenerationSettings) -> None:
         self._settings = settings
@@ -129,13 +120,12 @@ class OfflineEngine:
         return self._settings.in_flight
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
-        """See `TargetEngine`; ConfigError where the engine died."""
 
         def next_request() -> EngineRequest | None:
             if not waiting:
                 return None
             turn = waiting.popleft()
-            params = sampling_params(turn, self._settings)
+            params = _sampling_params(turn, self._settings)
             return EngineRequest(str(turn.conversation), turn.prompt, params)
 
         with failures_while("generating"):
@@ -148,7 +138,6 @@ class OfflineEngine:
                         yield TurnAnswer(int(output.request_id), list(answer.token_ids), ended)
 
     def tokens_per_step(self) -> float | None:
-        """From vLLM's own counters."""
         if self._settings.drafter is None:
             return None
         counters = {metric.name: metric for metric in self._llm.get_metrics()}

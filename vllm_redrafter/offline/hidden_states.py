@@ -64,9 +64,7 @@ _OUR_OWN = (
 class HiddenStatesEngine:
     """The target in vLLM, reading text: a `StatesEngine`; see `capture.StartEngine`.
 
-    Raises:
-        ConfigError: vLLM cannot start with the settings, or its class of the target does not hand
-            out hidden states.
+    ConfigError: vLLM cannot start, or its class of the target does not hand out hidden states.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class HiddenStatesEngine:
             "kv_connector_extra_config": {"shared_storage_path": str(scratch)},
         }
         if current_platform.is_cpu():
-            connector["kv_connector"] = CpuHiddenStatesConnector.__name__
+            connector["kv_connector"] = _CpuHiddenStatesConnector.__name__
             connector["kv_connector_module_path"] = __name__
         extra = settings.engine.further_arguments()
         if taken := sorted(extra.keys() & set(_OUR_OWN)):
@@ -120,7 +118,6 @@ class HiddenStatesEngine:
             )
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
-        """See `StatesEngine`; ConfigError where the engine died, or saves nothing."""
         params = SamplingParams(
             max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
@@ -166,7 +163,6 @@ def _check_hands_out_states(target: str, dtype: str, arguments: dict[str, Any]) 
 
 
 def _path_of(output: RequestOutput) -> str:
-    """Where vLLM saves a finished request's hidden states."""
     where = (output.kv_transfer_params or {}).get("hidden_states_path")
     if where is None:
         raise RuntimeError(f"request {output.request_id} names no file of hidden states")
@@ -190,7 +186,7 @@ def _taken(name: int, path: str) -> tuple[int, Tensor]:
     return name, states.flatten(1)
 
 
-class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):
+class _CpuHiddenStatesConnector(ExampleHiddenStatesConnector):
     """vLLM's connector for workers without CUDA: it copies on a CUDA stream to pinned memory."""
 
     def _submit_async_write(self, pending: PendingSave) -> None:
@@ -207,7 +203,7 @@ class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):
 
 
 class _Copied:
-    """The event of a copy that is done."""
+    """The event of a finished copy."""
 
     def query(self) -> bool:
         return True

@@ -23,11 +23,7 @@ CPU_MEMORY_SHARE, CPU_MOST_MEMORY = 0.8, 0.92
 
 @contextmanager
 def start_of(target: str) -> Iterator[None]:
-    """What vLLM raises in the body, where it is to start with the target, as an error of ours.
-
-    Raises:
-        ConfigError: vLLM refuses its arguments, or cannot start with them.
-    """
+    """Make a ConfigError of what vLLM raises in the body, where it cannot start with the target."""
     check_no_pattern(target)
     try:
         yield
@@ -42,22 +38,14 @@ def start_of(target: str) -> Iterator[None]:
 
 
 def start_llm(target: str, **arguments: Any) -> LLM:
-    """vLLM with the target, a folder or a hub id.
-
-    Raises:
-        ConfigError: vLLM refuses the arguments, or cannot start with them.
-    """
+    """vLLM with the target, a folder or a hub id; ConfigError where it cannot start."""
     with start_of(target):
         return LLM(model=os.path.expanduser(target), **arguments)
 
 
 @contextmanager
 def failures_while(doing: str) -> Iterator[None]:
-    """What a running vLLM raises in the body, as an error of ours; the command can go on later.
-
-    Raises:
-        ConfigError: the engine died.
-    """
+    """Make a ConfigError of what a running vLLM raises in the body; the command can go on later."""
     try:
         yield
     except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
@@ -135,10 +123,7 @@ def decode_all(
     in_flight: int,
     on_finished: Callable[[], None] = lambda: None,
 ) -> list[list[list[int]]]:
-    """Decode all prompts greedily, `in_flight` at a time: per prompt and step, the tokens.
-
-    `on_finished` is called for each finished answer.
-    """
+    """Decode all prompts greedily, `in_flight` at a time: per prompt and step, the tokens."""
     params = SamplingParams(
         temperature=0.0,
         max_tokens=max_tokens,

@@ -20,8 +20,7 @@ from redrafter_testing.engines.server import counter, server
 from redrafter_testing.requests import workloads
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import read_dataset
-from vllm_redrafter.data.endpoints.engine import EndpointEngine
-from vllm_redrafter.data.endpoints.served_target import ServedTarget
+from vllm_redrafter.data.endpoints import EndpointEngine
 from vllm_redrafter.data.generation import generate_data
 from vllm_redrafter.data.settings import (
     EndpointSettings,
@@ -144,9 +143,8 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
     said = Console(file=io.StringIO())
 
     def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
-        served = ServedTarget(target, None, None, tmp_path / "data")
         limits = EndpointSettings(request_timeout=60)
-        return EndpointEngine([address], served, settings, limits, said)
+        return EndpointEngine([address], target, settings, limits, tmp_path / "data", said)
 
     generate_data(str(folder), prompts, tmp_path / "data", start, settings, said)
     _, data = read_dataset(tmp_path / "data")

@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that answer, fail and end: the data is that of one engine, or an error."""
+"""Servers that answer, fail, end or serve something else: the data is one engine's, or an error."""
 
+import copy
 import io
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from redrafter_testing.engines.fake_engine import FakeEngine
+from redrafter_testing.engines import generation_runs
+from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.fake_server import FakeServer
-from redrafter_testing.engines.generation_runs import content
+from redrafter_testing.engines.generation_runs import SETTINGS, content, make_folder
 from vllm_redrafter.cli.main import app
+from vllm_redrafter.data import endpoints
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import DatasetInfo
-from vllm_redrafter.data.endpoints.engine import EndpointEngine
-from vllm_redrafter.data.endpoints.served_target import ServedTarget
+from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
-SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)
 PROMPTS = [
     Conversation(tuple(f"value {i} list {turn}" for turn in range(1 + i % 3)), source=f"line {i}")
     for i in range(20)
@@ -36,15 +39,44 @@ Serve = Callable[..., FakeServer]
 
 
 @pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("folder") / "target", APPENDING)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(target: Path) -> Any:
+    return AutoTokenizer.from_pretrained(target)
+
+
+@pytest.fixture(scope="module")
 def expected(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one engine in this process writes."""
-
-    def start(target: Target, settings: GenerationSettings) -> FakeEngine:
-        return FakeEngine(target.tokenizer, settings)
-
-    output, console = tmp_path_factory.mktemp("expected"), Console(file=io.StringIO())
-    generate_data(str(target), PROMPTS, output, start, SETTINGS, console)
+    output = tmp_path_factory.mktemp("expected")
+    generation_runs.run(target, output, PROMPTS)
     return content(output)
+
+
+OPENED = cache(Target.open)
+
+
+@pytest.fixture(autouse=True)
+def _opened_once_and_without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "open", OPENED)
+    monkeypatch.setattr(endpoints, "RETRIES", 0)
+
+
+@pytest.fixture
+def serve(tokenizer: Any) -> Iterator[Serve]:
+    """Starts servers, which end with the test."""
+    servers: list[FakeServer] = []
+
+    def start(**values: Any) -> FakeServer:
+        servers.append(FakeServer(values.pop("tokenizer", tokenizer), **values))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.die()
 
 
 class Run:
@@ -58,10 +90,9 @@ class Run:
         console = Console(file=self._said, width=1000)
 
         def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
-            served = ServedTarget(target, None, None, self.output)
             addresses = [server.address for server in servers]
             limits = EndpointSettings(request_timeout=seconds)
-            return EndpointEngine(addresses, served, settings, limits, console)
+            return EndpointEngine(addresses, target, settings, limits, self.output, console)
 
         return generate_data(str(self.target), PROMPTS, self.output, start, SETTINGS, console)
 
@@ -185,3 +216,78 @@ def test_options_that_would_mean_nothing_are_refused(
 ) -> None:
     result = invoke(target, tmp_path, *options)
     assert result.exit_code == 1 and message in " ".join(result.stderr.split())
+
+
+@pytest.fixture
+def check(target: Path, tmp_path: Path, serve: Serve) -> Callable[..., str]:
+    """The name of the target at a server of these values."""
+
+    def look(length: int | None = None, served_name: str | None = None, **values: Any) -> str:
+        settings = GenerationSettings(SamplingSettings(max_model_len=length))
+        limits, console = EndpointSettings(served_name), Console(file=io.StringIO())
+        address, opened = serve(**values).address, Target.open(target)
+        engine = EndpointEngine([address], opened, settings, limits, tmp_path, console)
+        engine.close()
+        return engine._servers[0].model
+
+    return look
+
+
+def test_the_target_is_known_by_its_name_or_its_folder_s(check: Callable[..., str]) -> None:
+    assert check(length=200, max_model_len=200) == check() == "target"
+    assert check(name="org/target", root="elsewhere") == "org/target"
+    assert check(name="alias", root="/models/target/") == "alias"
+    assert check(name="alias", root="elsewhere", served_name="alias") == "alias"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "other", "root": "/models/other"}, "serves 'other' .*, not '.*target'; if that"),
+        ({"served_name": "alias"}, "serves 'target' .*, not 'alias'"),
+        ({"max_model_len": 511}, "allows 511 tokens, and 512 may be asked for: give --max-model-l"),
+        ({"failure": lambda body: (400, "too much")}, "refuses a request: .*too much"),
+        ({"failure": lambda body: (401, "who?")}, r"who\?.*its key goes into OPENAI_API_KEY"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    check: Callable[..., str], values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"endpoint http://127\.0\.0\.1:\d+ .*{message}"):
+        check(**values)
+
+
+def test_another_tokenizer_is_noticed(check: Callable[..., str], tokenizer: Any) -> None:
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["tower"])
+    with pytest.raises(ConfigError, match=r"has another tokenizer than .*: the same text begins"):
+        check(tokenizer=other)
+
+
+def test_other_weights_than_the_first_server_s_are_noticed(check: Callable[..., str]) -> None:
+    for _ in range(2):
+        assert check(weights=0) == "target"
+    with pytest.raises(ConfigError, match=r"has other weights than http.*by 0\.\d\d nats on aver"):
+        check(weights=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"change": lambda completion: completion.pop("choices")}, "its answer is not vLLM's"),
+        ({"failure": lambda body: (503, "loading")}, "status 503: .*loading"),
+    ],
+)
+def test_what_is_no_server_of_vllm_s_is_down(
+    check: Callable[..., str], values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"no endpoint is left: .*{message}"):
+        check(**values)
+
+
+def test_each_server_is_there_once_and_without_a_path_of_the_api() -> None:
+    given = "http://a:8000/, http://b:8000/v1/,https://d/prefix/v1,http://a:8000"
+    assert parsed_addresses(given) == ["http://a:8000", "http://b:8000", "https://d/prefix"]
+    for wrong in ("", "localhost:8000", "ftp://a:1", "http://", "http://a:port", "http://a:1?x=1"):
+        with pytest.raises(ConfigError, match=r"--endpoint .*: not the address of a server; give"):
+            parsed_addresses(f"http://a:1,{wrong}")
