@@ -21,7 +21,7 @@ from redrafter_testing.engines.generation_runs import (
 )
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
-from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
+from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.settings import (
     CaptureSettings,
     EngineSettings,
@@ -34,40 +34,31 @@ from vllm_redrafter.utils.errors import ConfigError
 SINGLE = [Conversation(c.turns[:1], source=c.source) for c in PROMPTS]
 
 
-def test_every_conversation_is_there_once_in_the_order_of_the_prompts(
-    targets: dict[str, Path], tmp_path: Path
-) -> None:
-    summary, engine = run(targets["appending"], tmp_path)
-    info, data = read_dataset(tmp_path)
-    assert list(data["conversation"]) == list(range(11))
-    assert DatasetInfo.finished_shards(tmp_path) == [0, 1, 2, 3]
-    assert (info.num_conversations, info.vocab_size) == (11, 512)
-    assert engine.most_in_flight == 4, "continuous over the borders of shards, but no more"
-    assert summary is not None
-    written = [len(answer.tokens) for _, answer in engine.asked]
-    assert (summary.conversations, summary.rows) == (11, 11)
-    assert summary.answers == len(written) == sum(len(c.turns) for c in PROMPTS)
-    assert summary.tokens == sum(written) == sum(map(sum, data["assistant_mask"]))
-    assert (summary.truncated, summary.skipped, summary.cut_answers) == (0, 0, 0)
-
-
 @pytest.mark.parametrize("name", ["appending", "rewriting"])
 def test_marked_tokens_are_what_the_target_wrote_in_just_that_context(
     name: str, targets: dict[str, Path], tmp_path: Path
 ) -> None:
-    _, engine = run(targets[name], tmp_path)
+    summary, engine = run(targets[name], tmp_path)
     answers = {(r.conversation, *r.prompt): answer for r, answer in engine.asked}
+    info, data = read_dataset(tmp_path)
     found = []
-    for row in read_dataset(tmp_path)[1]:
+    for row in data:
         tokens, mask = row["input_ids"], row["assistant_mask"]
         assert not mask[0]
         starts = [i for i, marked in enumerate(mask) if marked and not mask[i - 1]]
         for start in starts:
             end = [*mask, False].index(False, start)
             found.append((row["conversation"], *tokens[:start]))
-            answer = answers[found[-1]]
-            assert tokens[start:end] == answer.tokens
+            assert tokens[start:end] == answers[found[-1]].tokens
     assert sorted(found) == sorted(answers)
+    assert sorted(data["conversation"]) == list(data["conversation"]), "in the order of the prompts"
+    assert (info.num_conversations, info.vocab_size) == (11, 512)
+    assert engine.most_in_flight == 4, "continuous over the borders of shards, but no more"
+    assert summary is not None
+    assert (summary.conversations, summary.rows) == (11, len(data))
+    assert summary.answers == len(answers) == sum(len(c.turns) for c in PROMPTS)
+    assert summary.tokens == sum(map(sum, data["assistant_mask"]))
+    assert (summary.truncated, summary.skipped, summary.cut_answers) == (0, 0, 0)
 
 
 def test_what_only_a_template_could_express_is_left_out_or_refused(

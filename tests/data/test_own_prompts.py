@@ -3,6 +3,7 @@
 
 import io
 import json
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
-from redrafter_testing.engines.generation_runs import make_folder, with_extra_token, with_template
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.engines.generation_runs import make_folder, with_extra_token
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.data import own_prompts
 from vllm_redrafter.data import settings as data_settings
@@ -50,19 +50,18 @@ def run(
     settings: PromptSettings = SETTINGS,
     kind: type[FakeEngine] = FakeEngine,
     **engine: Any,
-) -> tuple[PromptSummary | None, FakeEngine | None]:
-    """The summary (None where it died) and the engine (None where none was started)."""
+) -> tuple[PromptSummary | None, list[FakeEngine]]:
+    """The summary (None where it died) and the engines that were started."""
     engines: list[FakeEngine] = []
 
     def start(target: Target, generation: GenerationSettings) -> FakeEngine:
         engines.append(kind(target.tokenizer, generation, **engine))
         return engines[0]
 
-    try:
-        summary = make_prompts(str(target), output, start, settings, Console(file=io.StringIO()))
-    except Killed:
-        summary = None
-    return summary, engines[0] if engines else None
+    with suppress(Killed):
+        console = Console(file=io.StringIO())
+        return make_prompts(str(target), output, start, settings, console), engines
+    return None, engines
 
 
 def texts(output: Path) -> list[str]:
@@ -74,8 +73,8 @@ def test_prompts_are_as_many_as_asked_for_and_all_different(
 ) -> None:
     monkeypatch.setattr(data_settings, "MAX_PROMPT_TOKENS", 5)
     output = tmp_path / "deep" / "prompts.jsonl"
-    summary, engine = run(target, output)
-    assert summary is not None and engine is not None
+    summary, (engine,) = run(target, output)
+    assert summary is not None
     found = texts(output)
     assert summary.prompts == len(found) == len(set(found)) == 30
     assert all(len(text) >= 6 for text in found)
@@ -93,8 +92,7 @@ def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
     target: Path, tmp_path: Path
 ) -> None:
     settings = replace(SETTINGS, num=3, system_prompt="value")
-    _, engine = run(target, tmp_path / "prompts.jsonl", settings)
-    assert engine is not None
+    _, (engine,) = run(target, tmp_path / "prompts.jsonl", settings)
     tokenizer = AutoTokenizer.from_pretrained(target)
     turns = [turn for turn, _ in engine.asked]
     assert {tokenizer.decode(turn.prompt) for turn in turns} == {"<s>system\nvalue<s>user\n"}
@@ -104,23 +102,17 @@ def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
     assert row["messages"][0] == {"role": "system", "content": "value"}
 
 
-def test_a_turn_that_ends_in_plain_text_is_cut_there(target: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenizer.chat_template = NAMED
-    place = place_of_turn(tokenizer, None)
-    assert place.end == "ASSISTANT:"
-    assert tokenizer.decode(place.prompt) == "USER: "
-
+def test_a_turn_that_ends_in_plain_text_is_cut_there(tmp_path: Path) -> None:
     class Talkative(FakeEngine):
         def answer(self, request: OpenTurn) -> TurnAnswer:
+            assert self.tokenizer.decode(request.prompt) == "USER: "
             assert (request.stop_text, request.stop_token) == ("ASSISTANT:", None)
             said = super().answer(request)
             more = self.tokenizer(" ASSISTANT: 49")["input_ids"]
             return replace(said, tokens=[*said.tokens[:-1], *more], ended=True)
 
-    named = make_target(tmp_path / "named")
-    add_tokenizer(named)
-    run(with_template(named, NAMED), tmp_path / "prompts.jsonl", kind=Talkative)
+    named = make_folder(tmp_path / "named", NAMED)
+    run(named, tmp_path / "prompts.jsonl", kind=Talkative)
     assert not any("ASSISTANT" in text for text in texts(tmp_path / "prompts.jsonl"))
 
 
@@ -139,7 +131,7 @@ def test_a_file_is_continued_to_the_same_prompts_and_by_the_same_settings_alone(
     assert 0 < before == summary.found == 30 - summary.prompts
     whole = output.read_bytes()
     assert whole == (tmp_path / "whole.jsonl").read_bytes()
-    assert run(target, output) == (PromptSummary(found=30), None)
+    assert run(target, output) == (PromptSummary(found=30), [])
     for change, message in (
         ({"target": TargetSettings(seed=1)}, "seed: 0, not 1"),
         ({"system_prompt": "name"}, "system_prompt: None, not 'name'"),
@@ -168,14 +160,11 @@ def test_a_template_that_is_missing_refuses_or_hides_the_turn_is_refused(target:
             place_of_turn(tokenizer, None)
 
 
-@pytest.mark.parametrize(
-    ("template", "system_prompt"), [("<|extra|>" + APPENDING, None), (APPENDING, "<|extra|>")]
-)
 def test_a_target_without_embeddings_of_what_comes_before_the_turn_is_refused(
-    tmp_path: Path, template: str, system_prompt: str | None
+    tmp_path: Path,
 ) -> None:
-    extra = with_extra_token(make_folder(tmp_path / "target", template))
-    settings = replace(SETTINGS, system_prompt=system_prompt)
+    extra = with_extra_token(make_folder(tmp_path / "target", APPENDING))
+    settings = replace(SETTINGS, system_prompt="<|extra|>")
     with pytest.raises(ConfigError, match=r"chat template or the system .* \(id 512\) has no row"):
         run(extra, tmp_path / "prompts.jsonl", settings)
     assert not (tmp_path / "prompts.jsonl").exists()

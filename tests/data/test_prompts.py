@@ -15,28 +15,10 @@ from vllm_redrafter.utils.errors import ConfigError
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "Write a haiku."},
-    {
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "One?"},
-            {"role": "assistant", "content": "1"},
-            {"role": "user", "content": "Two?"},
-            {"role": "assistant", "content": "2"},
-        ]
-    },
-    {
-        "conversations": [
-            {"from": "gpt", "value": "the middle of something"},
-            {"from": "human", "value": "And then?\u2028So?"},
-            {"from": "gpt", "value": "Then."},
-        ]
-    },
+    {"messages": [{"role": "user", "content": "And then?\u2028So?"}]},
+    {"conversations": [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "1"}]},
 ]
-EXPECTED = [
-    Conversation(("Write a haiku.",)),
-    Conversation(("One?", "Two?"), system="Be brief."),
-    Conversation(("And then?\u2028So?",)),
-]
+EXPECTED = [Conversation((text,)) for text in ("Write a haiku.", "And then?\u2028So?", "One?")]
 
 
 def write(path: Path, rows: list[Any]) -> Path:
