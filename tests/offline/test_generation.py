@@ -35,7 +35,11 @@ from vllm_redrafter.cli.demo.engine import Job, Round, decode_in_vllm
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
-from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, SamplingSettings
+from vllm_redrafter.data.settings import (
+    EngineSettings,
+    GenerationSettings,
+    SamplingSettings,
+)
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.offline.generation import CPU_BATCHED_TOKENS, OfflineEngine
@@ -67,8 +71,6 @@ class Runs:
     sampled: Path
     drafted: Path
     drafted_summary: GenerationSummary
-    conversations: list[int]
-    """Those with an answer, of more sampled prompts than a step reads."""
 
 
 @pytest.fixture(scope="module")
@@ -97,27 +99,21 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(chat_target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("data")
     drafter = make_drafter(folder / "drafter")
-    length = 100
-    num = 2 * CPU_BATCHED_TOKENS // length
-    turns = deque(OpenTurn(i, 0, [5 + i % 40] * length, 3, seed=i) for i in range(num))
-    with shared_engine(chat_target, replace(SAMPLED, in_flight=num), prompts) as (engine, generate):
-        conversations = [answer.conversation for answer in engine.answers(turns)]
+    with shared_engine(chat_target, GREEDY, prompts) as generate:
         generate(folder / "greedy", GREEDY)
         generate(folder / "sampled", SAMPLED)
     write_oracle_of(folder / "greedy", chat_target, drafter)
     drafted = replace(GREEDY, drafter=str(drafter))
-    with shared_engine(chat_target, drafted, prompts, CPU_ORACLE) as (_, generate):
+    with shared_engine(chat_target, drafted, prompts, CPU_ORACLE) as generate:
         summary = generate(folder / "drafted", drafted)
-    return Runs(
-        folder / "greedy", folder / "sampled", folder / "drafted", summary, sorted(conversations)
-    )
+    return Runs(folder / "greedy", folder / "sampled", folder / "drafted", summary)
 
 
 @contextmanager
 def shared_engine(
     target: Path, settings: GenerationSettings, prompts: Path, proposer_class: str | None = None
-) -> Iterator[tuple[OfflineEngine, Any]]:
-    """An engine, which takes long to start, and `generate(output, settings)` in it."""
+) -> Iterator[Any]:
+    """`generate(output, settings)` in one engine: it takes long to start."""
 
     class Again(OfflineEngine):
         def __init__(self, _: Target, settings: GenerationSettings) -> None:
@@ -135,7 +131,7 @@ def shared_engine(
     with patch.object(names, "CPU_PROPOSER", proposer):
         engine = OfflineEngine(Target.open(target), settings)
     try:
-        yield engine, generate
+        yield generate
     finally:
         engine.close()
 
@@ -184,14 +180,50 @@ def test_greedy_answers_are_those_of_transformers(runs: Runs, chat_target: Path)
 
 
 def test_with_a_drafter_the_data_is_the_same(runs: Runs) -> None:
-    assert rows_of(runs.greedy) == rows_of(runs.drafted)
+    for row, drafted in zip(rows_of(runs.greedy), rows_of(runs.drafted), strict=True):
+        for column in ("conversation", "input_ids", "assistant_mask"):
+            assert row[column] == drafted[column]
     per_step = runs.drafted_summary.tokens_per_step
     assert per_step is not None and per_step > 1.2, "little was accepted"
     assert "tokens per target step" in str(runs.drafted_summary)
 
 
-def test_more_sampled_prompts_than_a_step_reads_are_all_answered(runs: Runs) -> None:
-    assert runs.conversations == list(range(2 * CPU_BATCHED_TOKENS // 100))
+def command_of_sampled(target: Path, prompts: Path, output: Path) -> list[object]:
+    """What writes `runs.sampled`, as arguments of vllm-redrafter."""
+    sampling = SAMPLED.sampling
+    return [
+        *("generate-data", target, "--prompts", prompts, "--output", output),
+        *("--temperature", sampling.temperature, "--top-p", sampling.top_p),
+        *("--top-k", sampling.top_k, "--seed", sampling.seed),
+        *("--max-tokens", MAX_TOKENS, "--dtype", "float32"),
+        *("--engine-args", '{"enforce_eager": true}'),
+        *("--shard-size", "4", "--in-flight", "4"),
+    ]
+
+
+def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
+    runs: Runs, chat_target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    command = [
+        *(sys.executable, "-c", "from vllm_redrafter.cli.main import app; app()"),
+        *command_of_sampled(chat_target, prompts, tmp_path),
+    ]
+    with process_trees.started(command) as process:
+        while not DatasetInfo.finished_shards(tmp_path):
+            assert process.poll() is None, "it must not end before the first shard"
+            time.sleep(0.005)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    kept = {path: path.read_bytes() for path in tmp_path.glob("*.parquet")}
+    assert 0 < len(kept) < NUM_PROMPTS // 4, "killed too late to say anything"
+    assert workers, "vLLM's worker is a process of its own"
+    _, left = psutil.wait_procs(workers, timeout=30)
+    assert not left, "they keep the memory that the next run needs"
+    result = process_trees.run(command, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert f"{len(kept)} shards were there already" in result.stdout
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert rows_of(tmp_path) == rows_of(runs.sampled) != rows_of(runs.greedy)
 
 
 @pytest.fixture(scope="module")
@@ -215,22 +247,9 @@ def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_p
     runs: Runs, chat_target: Path, prompts: Path, two_nodes: dict[str, str], tmp_path: Path
 ) -> None:
     data, log = tmp_path / "data", tmp_path / "log"
-    sampling = SAMPLED.sampling
     command = [
         *(sys.executable, "-P", RAY_WORKERS, "--parts", "2"),
-        *("generate-data", chat_target, "--prompts", prompts, "--output", data),
-        *("--temperature", sampling.temperature, "--top-p", sampling.top_p),
-        *("--top-k", sampling.top_k, "--seed", sampling.seed),
-        *(
-            "--max-tokens",
-            MAX_TOKENS,
-            "--dtype",
-            "float32",
-            "--shard-size",
-            "4",
-            "--in-flight",
-            "4",
-        ),
+        *command_of_sampled(chat_target, prompts, data),
         *("--engine-args", '{"gpu_memory_utilization": 0.1}'),  # both are on one machine here
     ]
     with (
@@ -256,13 +275,25 @@ def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_p
     assert rows_of(data) == rows_of(runs.sampled)
 
 
+def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -> None:
+    length = 100
+    num = 2 * CPU_BATCHED_TOKENS // length
+    turns = deque(OpenTurn(i, 0, [5 + i % 40] * length, 3, seed=i) for i in range(num))
+    engine = OfflineEngine(Target.open(target), replace(SAMPLED, in_flight=num))
+    try:
+        answers = list(engine.answers(turns))
+    finally:
+        engine.close()
+    assert sorted(answer.conversation for answer in answers) == list(range(num))
+
+
 def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
-    job = Job(str(target), None, "float32", [Round(prompts, 12, 2)])
-    (decoded,) = decode_in_vllm(tmp_path, job)
+    job = Job(str(target), None, "float32", [Round(prompts, 12, 1), Round(prompts, 12, 2)])
+    results = [decoded.answers for decoded in decode_in_vllm(tmp_path, job)]
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    for prompt, answer in zip(prompts, decoded.answers, strict=True):
+    for prompt, *answers in zip(prompts, *results, strict=True):
         written = model.generate(
             torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=EOS
         )
-        assert answer == [[token] for token in written[0, len(prompt) :].tolist()]
+        assert answers == [[[token] for token in written[0, len(prompt) :].tolist()]] * 2
