@@ -2,7 +2,9 @@
 """Which KV connectors are refused at start-up, and what the message says to do."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +21,6 @@ from vllm_redrafter.engine.cpu import attention as cpu_attention
 from vllm_redrafter.engine.cuda import attention as cuda_attention
 
 plugin.register()
-
-LAYERWISE = {"lmcache.use_layerwise": True}
 
 
 @pytest.fixture(params=["cpu", "v2"])
@@ -56,6 +56,14 @@ def transfer(name: str, **extra: Any) -> dict[str, Any]:
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
+def reasons(given: dict[str, Any], allowed: Collection[str]) -> list[str]:
+    config: Any = SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(**given),
+        cache_config=SimpleNamespace(kv_offloading_size=None),
+    )
+    return list(kv_connectors.connector_refusals(config, allowed))
+
+
 def multi(*children: dict[str, Any]) -> dict[str, Any]:
     return transfer("MultiConnector", connectors=list(children))
 
@@ -64,11 +72,9 @@ def multi(*children: dict[str, Any]) -> dict[str, Any]:
     ("given", "message"),
     [
         (transfer("NixlConnector"), None),
-        (transfer("NixlPushConnector"), None),
         (multi(transfer("NixlConnector"), transfer("NixlPullConnector")), None),
         (transfer("ExampleConnector"), "'ExampleConnector' may ship .* leave --kv-transfer-config"),
         (transfer("MooncakeConnector"), "'MooncakeConnector' .* use one of .*, NixlConnector"),
-        (transfer("LMCacheMPConnector"), "'LMCacheMPConnector' may ship the cache before"),
         (
             {**transfer("NixlConnector"), "kv_connector_module_path": "my.module"},
             "'NixlConnector' of my.module may ship .*; leave kv_connector_module_path out",
@@ -80,15 +86,11 @@ def multi(*children: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=lambda value: str(value["kv_connector"]) if isinstance(value, dict) else "",
 )
-def test_only_known_connectors_are_allowed(
-    configure: Any, given: dict[str, Any], message: str | None
-) -> None:
-    config = configure()
-    config.kv_transfer_config = KVTransferConfig(**given)
+def test_only_known_connectors_are_allowed(given: dict[str, Any], message: str | None) -> None:
     for allowed in (kv_connectors.ON_CPU, kv_connectors.ON_CUDA):
-        reasons = list(kv_connectors.connector_refusals(config, allowed))
-        assert len(reasons) == (message is not None)
-        assert all(re.search(str(message), reason) for reason in reasons)
+        found = reasons(given, allowed)
+        assert len(found) == (message is not None)
+        assert all(re.search(str(message), reason) for reason in found)
 
 
 def test_every_name_is_one_of_vllm_s() -> None:
@@ -102,41 +104,29 @@ def test_offloading_needs_cuda_and_is_refused_by_the_argument_that_was_given(
         config = configure(kv_offloading_size=1.0)
         assert config.kv_transfer_config.kv_connector == "OffloadingConnector"
         return
-    with pytest.raises(
-        ConfigError, match=r"'OffloadingConnector' needs CUDA; .* leave --kv-offloading-size"
-    ):
-        configure(kv_offloading_size=1.0)
-    with pytest.raises(
-        ConfigError, match=r"'OffloadingConnector' needs CUDA; .* leave --kv-transfer-config"
-    ):
-        configure(kv_transfer_config=transfer("OffloadingConnector", cpu_bytes_to_use=1 << 20))
+    offloading = transfer("OffloadingConnector", cpu_bytes_to_use=1 << 20)
+    for option, given in (("kv_offloading_size", 1.0), ("kv_transfer_config", offloading)):
+        refused = f"'OffloadingConnector' needs CUDA; .* leave --{option.replace('_', '-')}"
+        with pytest.raises(ConfigError, match=refused):
+            configure(**{option: given})
 
 
-def test_lmcache_saves_whole_prompts_only(
-    configure: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = configure()
-
-    def reasons(**extra: Any) -> list[str]:
-        given = multi(transfer("LMCacheConnectorV1", **extra))
-        config.kv_transfer_config = KVTransferConfig(**given)
-        return list(kv_connectors.connector_refusals(config, kv_connectors.ON_CUDA))
+def test_lmcache_saves_whole_prompts_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def of_lmcache(**extra: Any) -> list[str]:
+        return reasons(multi(transfer("LMCacheConnectorV1", **extra)), kv_connectors.ON_CUDA)
 
     file = tmp_path / "lmcache.yaml"
     file.write_text("chunk_size: 256\nsave_decode_cache: false\n")
     monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
-    assert reasons() == []
-    (reason,) = reasons(**LAYERWISE)
-    assert reason == (
-        "LMCache's use_layerwise is not supported; leave it out of kv_connector_extra_config"
-    )
+    assert of_lmcache() == []
+    refused = "LMCache's {} is not supported; leave it out of {}".format
+    layerwise = {"lmcache.use_layerwise": True}
+    assert of_lmcache(**layerwise) == [refused("use_layerwise", "kv_connector_extra_config")]
     monkeypatch.setenv("LMCACHE_SAVE_DECODE_CACHE", "True")
-    (reason,) = reasons()
-    assert reason.endswith("save_decode_cache is not supported; leave it out of the environment")
+    assert of_lmcache() == [refused("save_decode_cache", "the environment")]
     monkeypatch.delenv("LMCACHE_SAVE_DECODE_CACHE")
     file.write_text("save_decode_cache: true\n")
-    (reason,) = reasons()
-    assert reason.endswith(f"leave it out of {file}")
+    assert of_lmcache() == [refused("save_decode_cache", file)]
 
 
 def test_nixl_s_handshake_finds_plain_engines_equal_that_name_their_attention_alike(

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's log and /metrics show what its worker counted, where a ReDrafter speculates."""
+"""What a worker publishes reaches its server's log and /metrics, and leaves no files behind."""
 
 import itertools
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from vllm_redrafter import plugin
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine import published, stat_logger
-from vllm_redrafter.engine.published import Publisher
+from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
 from vllm_redrafter.engine.stat_logger import ReDrafterStatLogger
 from vllm_redrafter.utils import names
 
@@ -31,6 +34,10 @@ FIRST = StepStats(
     matched_tokens=40,
     accepted_matched_tokens=30,
 )
+METRICS = str.split("""
+    steps verifications drafted_nodes sampled_tokens expected_tokens undrafted_steps
+    matched_nodes accepted_matched_nodes
+""")
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +70,7 @@ def config(worker: str = names.CPU_WORKER) -> Any:
 
 def metrics(vllm_config: Any, engine: int = 0) -> dict[str, float | None]:
     labels = {"model_name": vllm_config.model_config.served_model_name, "engine": str(engine)}
-    return {
-        name: REGISTRY.get_sample_value(f"redrafter:{name}_total", labels)
-        for name in (
-            "steps",
-            "verifications",
-            "drafted_nodes",
-            "sampled_tokens",
-            "expected_tokens",
-            "undrafted_steps",
-            "matched_nodes",
-            "accepted_matched_nodes",
-        )
-    }
+    return {name: REGISTRY.get_sample_value(f"redrafter:{name}_total", labels) for name in METRICS}
 
 
 def test_metrics_are_what_the_worker_counted_by_engine() -> None:
@@ -125,10 +120,11 @@ def test_a_worker_elsewhere_is_said_once_and_has_no_metrics(said: list[str]) -> 
     assert "Engine 002: no ReDrafter counters" in said[0]
 
 
-def front_end(
-    folder: Path, directories: list[int]
-) -> Callable[..., list[type[ReDrafterStatLogger]] | None]:
-    """As AsyncLLM's start: its loggers; notes how many directories there are meanwhile."""
+def start_front_end(
+    folder: Path, vllm_config: Any, log_stats: bool = True, **more: Any
+) -> tuple[Any, int]:
+    """The loggers that AsyncLLM starts with, and how many directories there are meanwhile."""
+    seen: list[int] = []
 
     def start(
         vllm_config: Any,
@@ -138,23 +134,20 @@ def front_end(
         client_addresses: dict[str, str] | None = None,
         client_index: int = 0,
     ) -> list[Any] | None:
-        directories.append(len(list(folder.iterdir())))
+        seen.append(len(list(folder.iterdir())))
         return stat_loggers
 
-    return start
+    return plugin.start_front_end(start, vllm_config, None, log_stats, **more), seen[0]
 
 
 @pytest.mark.parametrize("worker", [names.CPU_WORKER, names.CUDA_WORKER])
 def test_a_front_end_gets_our_logger_and_a_directory_while_it_starts(
     folder: Path, worker: str
 ) -> None:
-    seen: list[int] = []
     theirs = [SchedulerStats]
-    start = front_end(folder, seen)
-    loggers: Any = plugin.start_front_end(start, config(worker), None, True, stat_loggers=theirs)
-    assert loggers == [SchedulerStats, ReDrafterStatLogger]
+    started = start_front_end(folder, config(worker), stat_loggers=theirs)
+    assert started == ([SchedulerStats, ReDrafterStatLogger], 1)
     assert theirs == [SchedulerStats]
-    assert seen == [1]
     assert not list(folder.iterdir())
 
 
@@ -162,16 +155,9 @@ def test_the_first_of_several_api_servers_uses_the_directory_of_the_process_befo
     folder: Path,
 ) -> None:
     published.open_directory()
-    seen: list[int] = []
-    addresses = {"input_address": "tcp://"}
-    loggers = [
-        plugin.start_front_end(
-            front_end(folder, seen), config(), None, True, None, addresses, client_index=index
-        )
-        for index in (1, 0)
-    ]
-    assert loggers == [None, [ReDrafterStatLogger]]
-    assert seen == [1, 1]
+    more: dict[str, Any] = {"client_addresses": {"input_address": "tcp://"}}
+    for index, loggers in ((1, None), (0, [ReDrafterStatLogger])):
+        assert start_front_end(folder, config(), client_index=index, **more) == (loggers, 1)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +168,69 @@ def test_the_first_of_several_api_servers_uses_the_directory_of_the_process_befo
 def test_a_front_end_without_redrafter_or_statistics_is_left_alone(
     folder: Path, worker: str, log_stats: bool
 ) -> None:
-    seen: list[int] = []
-    start = front_end(folder, seen)
-    assert plugin.start_front_end(start, config(worker), None, log_stats) is None
-    assert seen == [0]
+    assert start_front_end(folder, config(worker), log_stats) == (None, 0)
+
+
+def stats(steps: int) -> StepStats:
+    return StepStats(steps=steps, verifications=2 * steps, expected_tokens=4.5 * steps)
+
+
+WORKER = """
+import os, signal
+from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
+from vllm_redrafter.drafting.stats import StepStats
+Publisher(1).publish(StepStats(steps=7, verifications=14, expected_tokens=31.5))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_another_process_reads_what_a_worker_published_even_after_it_was_killed() -> None:
+    published.open_directory()
+    subprocess.run([sys.executable, "-P", "-c", WORKER], check=False)
+    assert Subscriber(1).read() == (7, 14, 0, 0, 31.5, 0, 0, 0)
+
+
+def test_the_directory_s_name_is_among_what_vllm_copies_to_ray(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(published.COPIED_BY_RAY, "MINE")
+    published.open_directory()
+    published.open_directory()
+    assert os.environ[published.COPIED_BY_RAY] == f"MINE,{published.DIRECTORY}"
+
+
+def test_totals_go_on_when_statistics_are_reset_and_the_directory_is_gone(folder: Path) -> None:
+    published.open_directory()
+    publisher, subscriber, counted = Publisher(0), Subscriber(0), stats(7)
+    publisher.publish(counted)
+    publisher.carry(counted)
+    counted.reset()
+    publisher.publish(counted)
+    assert subscriber.read() == Counters.of(stats(7))
+    # Nothing is left when both ends are connected, and they go on.
+    assert list(folder.rglob("engine-0"))
+    published.close_directory()
+    assert not list(folder.iterdir())
+    publisher.publish(stats(2))
+    assert subscriber.read().since(Counters.of(stats(7))) == Counters.of(stats(2))
+
+
+def test_a_worker_that_starts_after_the_directory_is_gone_counts_for_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(published.DIRECTORY, str(folder / "gone"))
+    Publisher(0).publish(stats(4))
+    assert not list(folder.iterdir())
+    with pytest.raises(FileNotFoundError):
+        Subscriber(0)
+
+
+def test_engines_have_counters_of_their_own_and_one_worker_each(folder: Path) -> None:
+    published.open_directory()
+    for engine, steps in ((0, 2), (1, 6)):
+        Publisher(engine).publish(stats(steps))
+    assert [Subscriber(engine).read().steps for engine in (0, 1)] == [2, 6]
+    with pytest.raises(FileExistsError):
+        Publisher(1)
+    with pytest.raises(FileNotFoundError):
+        Subscriber(2)

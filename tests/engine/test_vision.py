@@ -2,7 +2,7 @@
 """Targets that see images, with few blocks of the KV cache and budgets at random.
 
 Requests are preempted and read again, images included, and trees are cut, from recorded CUDA graphs
-on Model Runner V2. Of the classes: cpu/test_families.py, cuda/test_parity.py.
+on Model Runner V2.
 """
 
 from dataclasses import replace

@@ -12,7 +12,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from redrafter_testing import vllm_symbols
-from redrafter_testing.vllm_symbols import Record
 from vllm_redrafter.utils.names import SUPPORTED_VLLM
 
 RECORDS = vllm_symbols.read_records()
@@ -59,27 +58,6 @@ def test_the_extras_install_supported_versions() -> None:
     assert not [n for n in around if n not in minors and f"0.{n}.9" in cuda]
     (cpu,) = Requirement(extras["cpu"][0]).specifier
     assert cpu.operator == "==" and cpu.version in RECORDS
-
-
-def test_a_new_version_is_compared_with_the_one_before_it(tmp_path: Path) -> None:
-    names = {"same": "()", "other": "()", "gone": "()"}
-    records = {"0.9.0": Record(names, {}, {}), "0.10.0": Record(names, {}, {})}
-    later = {"same": "()", "other": "(x)", "gone": None}
-    records = vllm_symbols.with_version(records, "0.11.0", later)
-    assert list(records) == ["0.9.0", "0.10.0", "0.11.0"]
-    assert records["0.11.0"].differences == {"gone": "", "other": ""}
-    assert records["0.11.0"].absent == {"gone": ""}
-    assert vllm_symbols.unjudged(records["0.11.0"]) == ["gone", "other"]
-    assert records["0.10.0"].differences == {}
-
-    records["0.11.0"].differences["other"] = "x has a default"
-    file = tmp_path / "records.json"
-    vllm_symbols.write_records(records, file)
-    again = vllm_symbols.with_version(vllm_symbols.read_records(file), "0.11.0", later)
-    assert again["0.11.0"].differences == {"gone": "", "other": "x has a default"}
-    lines = list(vllm_symbols.described(again, "0.11.0"))
-    assert lines[:2] == ["vLLM 0.11.0: 3 symbols", "2 differ from vLLM 0.10.0:"]
-    assert "    x has a default" in lines and "    no reason yet" in lines
 
 
 def test_what_is_missing_is_noticed(tmp_path: Path) -> None:

@@ -27,26 +27,15 @@ def use() -> None:
 
 
 class RandomArms:
-    """Any arm, whatever it yields.
-
-    Attributes:
-        chosen: how often each length was.
-    """
+    """Any arm, or the one of drafts of a length; `chosen` counts them by length."""
 
     def __init__(self, lengths: tuple[int, ...], drafting: float, only: int | None = None) -> None:
-        """
-        Args:
-            lengths: of the arms that draft, in their order.
-            drafting: the share of steps that draft.
-            only: the length of all drafts; None for any.
-        """
         self.chosen: Counter[int] = Counter()
         self._lengths, self._drafting = lengths, drafting
         self._arms = [arm for arm, n in enumerate(lengths, start=1) if only in (None, n)]
         self._random = random.Random(0)
 
     def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
-        """As `ArmChoice` does it."""
         if self._random.random() >= self._drafting:
             return Step(0, False, 1)
         arm = self._random.choice(self._arms)
@@ -55,14 +44,7 @@ class RandomArms:
 
 
 def force(worker: Any, drafting: float, budgets: bool = True, length: int | None = None) -> None:
-    """Decide at random from here on, and remember what was decided.
-
-    Args:
-        worker: a V2 worker whose engine is adaptive.
-        drafting: the share of steps that draft.
-        budgets: every step's budget is any number up to the nodes at hand; False leaves vLLM's.
-        length: of all drafts; None for any.
-    """
+    """Decide at random from here on: a share of steps drafts, their budgets are any numbers."""
     leave_alone(worker)
     manager = worker.model_runner.adaptive_verification
     kind, choices = type(manager), random.Random(1)

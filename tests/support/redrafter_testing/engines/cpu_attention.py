@@ -14,15 +14,7 @@ from vllm_redrafter.tree.token_tree import TokenTree
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """How a model bends its attention scores.
-
-    Attributes:
-        scale: multiplies q.k.
-        sliding_window: keys at least this many positions back are hidden; -1 for none.
-        soft_cap: scores become cap * tanh(score / cap); 0 for none.
-        alibi_slopes: [query heads] or None; slope * (key position - query position) is added.
-        sinks: [query heads] or None; a further score per head whose value is zero.
-    """
+    """How scores are changed: -1 is no window, 0 is no cap."""
 
     scale: float
     sliding_window: int = -1
@@ -40,17 +32,7 @@ def attend(
     variant: AttentionVariant,
     output: Tensor,
 ) -> None:
-    """Causal attention of sequences, as `CPUAttentionBackendImpl.forward` asks for it.
-
-    Args:
-        query: [tokens, query heads, head size].
-        kv_cache: [blocks, KV heads, block size, 2 * head size], laid out as without AMX.
-        query_start_loc: [S + 1] int32.
-        seq_lens: [S] int32.
-        block_table: [S, columns] int32.
-        variant: of the scores.
-        output: as `query`, written.
-    """
+    """Causal attention of sequences, as `CPUAttentionBackendImpl.forward` asks for it."""
     blocks, kv_heads, block_size, both = kv_cache.shape
     keys, values = kv_cache.view(blocks, kv_heads, 2 * block_size, both // 2).chunk(2, dim=2)
     schedule = ops.cpu_attn_get_scheduler_metadata(

@@ -17,13 +17,7 @@ SERVER = ForkServer("redrafter_testing.engines.imported_by_cpu_engines", ENVIRON
 def cpu_engine(
     target: Path, setup: Callable[[], None] | None = None, **arguments: Any
 ) -> AbstractContextManager[Engine]:
-    """An engine in float32 that is gone when the body ends.
-
-    Args:
-        target: the model.
-        setup: called in the engine's process before the engine is made.
-        arguments: of vllm.LLM, besides, or instead of, SETTINGS.
-    """
+    """An engine in float32, with `arguments` of vllm.LLM besides, or instead of, SETTINGS."""
     return forked_engine.forked_engine(
         target, SERVER, ENVIRONMENT, setup, None, {**SETTINGS, **arguments}
     )

@@ -15,12 +15,7 @@ from vllm_redrafter.engine.cpu.cache_layout import CacheLayout, cache_layout
 
 @dataclass(frozen=True)
 class Tiles:
-    """Of K, or of V: [B, head size] in another order.
-
-    Attributes:
-        tokens, entries: the inner sizes into which the two dimensions are split.
-        order: of the dimensions then, those of tokens first.
-    """
+    """[B, head size] of K or V in another order of split dimensions, those of tokens first."""
 
     tokens: tuple[int, ...]
     entries: tuple[int, ...]

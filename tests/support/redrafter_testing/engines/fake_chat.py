@@ -24,12 +24,9 @@ def chunk(text: str | None, tokens: Sequence[str] = ()) -> Any:
 
 
 class FakeClient:
-    """Answers each message with the next of some answers.
+    """Answers each message with the next of some answers, some seconds apart.
 
-    Args:
-        answers: per message the steps, each the texts of its tokens, or a chunk; or an exception to
-            raise.
-        seconds: between two steps.
+    Each is a list of steps, a step the texts of its tokens or a chunk; or an exception to raise.
     """
 
     def __init__(self, answers: Sequence[Any], seconds: float = 0.001) -> None:

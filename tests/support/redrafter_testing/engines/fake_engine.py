@@ -27,15 +27,7 @@ class Killed(BaseException):
 
 
 class FakeEngine:
-    """Answers of a few words, finished in random order; remembers what it was asked.
-
-    Args:
-        tokenizer: of the words.
-        settings: for `in_flight`, and k of the log-probabilities.
-        max_model_len: tokens of a prompt and its answer.
-        order: seed of the order in which answers are finished.
-        answers_until_killed: after so many it raises `death`.
-    """
+    """Answers of a few words, finished in random order; remembers what it was asked."""
 
     def __init__(
         self,
@@ -63,8 +55,8 @@ class FakeEngine:
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         running: list[OpenTurn] = []
         while waiting or running:
-            while waiting:
-                running.append(waiting.popleft())
+            running.extend(waiting)
+            waiting.clear()
             self.most_in_flight = max(self.most_in_flight, len(running))
             request = running.pop(self.order.randrange(len(running)))
             if self.left is not None and len(self.asked) == self.left:
@@ -79,11 +71,7 @@ class FakeEngine:
         text = " ".join(rng.choices(WORDS, k=rng.randrange(1, 6)))
         whole = [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
         tokens = whole[: request.max_tokens]
-        return TurnAnswer(
-            conversation=request.conversation,
-            tokens=tokens,
-            ended=len(tokens) == len(whole),
-        )
+        return TurnAnswer(request.conversation, tokens, ended=len(tokens) == len(whole))
 
     def tokens_per_step(self) -> float | None:
         return None

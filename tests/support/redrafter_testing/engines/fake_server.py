@@ -21,19 +21,8 @@ Failure = tuple[int, str]
 class FakeServer:
     """Listens on a port of its own until `die`.
 
-    Args:
-        tokenizer: the served target's.
-        name, root: of the served target.
-        max_model_len: of the served target.
-        weights: what the fixed text's log-probabilities depend on.
-        pause: seconds that an answer takes.
-        failure: asked before each completion, with the request's body; a status and a message, or
-            None.
-        change: of each completion before it is sent.
-
-    Attributes:
-        asked: the requests for answers.
-        most_at_once: how many of them were being answered at a time.
+    `weights` change the fixed text's log-probabilities; `failure` and `change` are asked before and
+    after each completion. `asked` and `most_at_once` are of the requests for answers.
     """
 
     def __init__(

@@ -36,14 +36,10 @@ SETTINGS = {
 
 
 class ForkServer:
-    """Forks off processes that have imported a module already.
+    """Forks off processes that have imported a module already, which must start no thread.
 
     multiprocessing has one such server per process, and tests need two: whether Triton's kernels
     are interpreted is settled while they are imported.
-
-    Args:
-        module: what to import; it must start no thread.
-        environment: of the server, and thereby of the import.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -57,7 +53,7 @@ class ForkServer:
         connect = self._server.connect_to_new_process
         with (
             patch.object(multiprocessing.forkserver, "connect_to_new_process", connect),
-            environment_variables(self._environment),
+            patch.dict(os.environ, self._environment),
         ):
             process.start()
         return process
@@ -101,13 +97,7 @@ def forked_engine(
 ) -> Iterator[Engine]:
     """An engine that is gone when the body ends.
 
-    Args:
-        target: the model.
-        server: forks off the engine's process.
-        environment: variables of the engine's process.
-        setup: called in it before the engine is made.
-        settle: called with the worker once the engine is made.
-        arguments: of vllm.LLM.
+    In its process, `setup` is called before the engine is made and `settle` with its worker after.
     """
     ours, theirs = multiprocessing.Pipe()
     given = (theirs, str(target), setup, settle, {**os.environ, **environment}, dict(arguments))
@@ -124,24 +114,6 @@ def forked_engine(
         if process.is_alive():
             process.kill()
             process.join()
-
-
-@contextmanager
-def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
-    """The body has them."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-# In the engine's process
 
 
 def _serve(
@@ -209,11 +181,15 @@ def reasoning_markers(llm: Any) -> tuple[list[int], list[int]]:
     return config.reasoning_start_token_ids, config.reasoning_end_token_ids
 
 
+def _with_requests(llm: Any, workload: Any, prefix: str = "") -> Any:
+    for index, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
+        llm.llm_engine.add_request(f"{prefix}{index}", {"prompt_token_ids": prompt}, params)
+    return llm.llm_engine
+
+
 def answers_in_steps(llm: Any, workload: Any) -> list[list[list[int]]]:
     """For `Engine.call`: of each request, the tokens that each step put out."""
-    engine = llm.llm_engine
-    for index, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
-        engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+    engine = _with_requests(llm, workload)
     steps: list[list[list[int]]] = [[] for _ in workload.prompts]
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -231,9 +207,7 @@ def answers_by_priority(llm: Any, workload: Any) -> list[Any]:
 
 def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:
     """For `Engine.call`: abort some requests after some steps; the others' answers."""
-    engine = llm.llm_engine
-    for index, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
-        engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+    engine = _with_requests(llm, workload)
     answers, steps = {}, 0
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -250,20 +224,15 @@ def answers_in_sessions(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """For `Engine.call`: answers to sessions whose input comes in pieces, and to requests beside.
 
-    As vLLM's `AsyncLLM` asks for them, which would need processes of its own.
-
-    Args:
-        sessions: a workload. Each piece is the prompt again, and is answered by `max_tokens`.
-        pieces: how many. All of the first session's are there at once; another session's come
-            when the one before is answered.
-        beside: a workload, asked when the sessions begin.
+    As vLLM's `AsyncLLM` asks for them, which would need processes of its own. Each piece is the
+    prompt again. All of the first session's are sent at once; another session's come when the one
+    before is answered.
     """
     engine = llm.llm_engine
     answers: dict[str, list[int]] = {}
     sent = [0] * len(sessions.prompts)
 
     def send(session: int) -> None:
-        """The next piece; or that there is none."""
         name, params = f"session {session}", sessions.params[session]
         request = engine.input_processor.process_inputs(
             name,
@@ -278,8 +247,7 @@ def answers_in_sessions(
         engine.engine_core.add_request(deepcopy(request))
         sent[session] += 1
 
-    for index, (prompt, params) in enumerate(zip(beside.prompts, beside.params, strict=True)):
-        engine.add_request(f"beside {index}", {"prompt_token_ids": prompt}, params)
+    _with_requests(llm, beside, "beside ")
     for session in range(len(sent)):
         for _ in range(1 if session else pieces + 1):
             send(session)

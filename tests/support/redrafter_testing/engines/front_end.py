@@ -4,7 +4,6 @@
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,35 +32,17 @@ def answers_of(
     drafter: Path,
     samplings: tuple[str, ...] = ("greedy",),
     count: int = 8,
-    kills_a_worker: bool = False,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What the front end's process prints.
-
-    Args:
-        environment: what chooses the engine.
-        target, drafter: the models.
-        samplings: which of `few_tokens.requests` are asked.
-        count: how many of each.
-        kills_a_worker: then; a further request finds out.
-        arguments: of vLLM's engine, besides, or instead of, ARGUMENTS.
+    """What the front end's process prints; `arguments` of its engine go before ARGUMENTS.
 
     Returns:
-        `answers` by sampling; the counters `accepted` of vLLM and `verified` of ours, both by
-        engine; `error`, the name of what the further request got.
+        `answers` by sampling; the counters `accepted` of vLLM and `verified` of ours, by engine.
     """
-    asked = {
-        "samplings": samplings,
-        "count": count,
-        "kills_a_worker": kills_a_worker,
-        "arguments": {
-            **ARGUMENTS,
-            "model": str(target),
-            "speculative_config": {"model": str(drafter), "num_speculative_tokens": 8},
-            **arguments,
-        },
-    }
-    command = [sys.executable, "-P", __file__, json.dumps(asked)]
+    speculative = {"model": str(drafter), "num_speculative_tokens": 8}
+    engine = {**ARGUMENTS, "model": str(target), "speculative_config": speculative, **arguments}
+    asked = json.dumps([samplings, count, engine])
+    command = [sys.executable, "-P", __file__, asked]
     done = process_trees.run(command, timeout=300, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
@@ -73,11 +54,7 @@ def answers_of(
 def headless(
     environment: Mapping[str, str], target: Path, drafter: Path, **arguments: Any
 ) -> Iterator[None]:
-    """Another node of the same deployment, without a front end, while the body runs.
-
-    Args:
-        environment, target, drafter, arguments: see `answers_of`.
-    """
+    """Another node of the same deployment, without a front end, while the body runs."""
     speculative = {"model": str(drafter), "num_speculative_tokens": 8}
     options = ["--headless", "--speculative-config", json.dumps(speculative)]
     for name, value in {**ARGUMENTS, **arguments}.items():
@@ -89,12 +66,7 @@ def headless(
         yield
 
 
-# In its process
-
-
-async def main(
-    samplings: list[str], count: int, kills_a_worker: bool, arguments: dict[str, Any]
-) -> None:
+async def main(samplings: list[str], count: int, arguments: dict[str, Any]) -> None:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -109,7 +81,6 @@ async def main(
         "answers": answers,
         "accepted": _counted("vllm:spec_decode_num_accepted_tokens"),
         "verified": _counted("redrafter:verifications"),
-        "error": await _error_of_a_dead_worker(engine) if kills_a_worker else None,
     }
     print(json.dumps(found), flush=True)
     engine.shutdown()
@@ -127,20 +98,6 @@ async def _answers(engine: Any, requests: Workload) -> list[list[int]]:
     return await asyncio.gather(*(answer(index) for index in range(len(requests.prompts))))
 
 
-async def _error_of_a_dead_worker(engine: Any) -> str | None:
-    (process, *_) = await engine.collective_rpc(_process_id)
-    os.kill(process, signal.SIGKILL)
-    try:
-        await asyncio.wait_for(_answers(engine, few_tokens.requests("greedy", count=1)), 120)
-    except Exception as error:
-        return type(error).__name__
-    return None
-
-
-def _process_id(worker: Any) -> int:
-    return os.getpid()
-
-
 def _counted(name: str) -> dict[str, float]:
     from prometheus_client import REGISTRY
 
@@ -149,4 +106,4 @@ def _counted(name: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(**json.loads(sys.argv[1])))
+    asyncio.run(main(*json.loads(sys.argv[1])))

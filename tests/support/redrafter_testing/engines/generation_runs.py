@@ -23,8 +23,7 @@ PROMPTS = [
 
 
 def make_folder(folder: Path, template: str | None) -> Path:
-    make_target(folder)
-    add_tokenizer(folder)
+    add_tokenizer(make_target(folder))
     return with_template(folder, template)
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CPU engine imports, for the server that forks off its process.
-
-Its modules must start no thread: a forked process would not have it.
-"""
+"""What a CPU engine imports, for the server that forks off its process; they start no thread."""
 
 import gc
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine under Triton's interpreter imports, for the server that forks off its process.
-
-Its modules must start no thread: a forked process would not have it.
-"""
+"""What an engine under Triton's interpreter imports, for the server that forks it off."""
 
 import gc
 

@@ -30,10 +30,8 @@ def tree_policy(worker: Any) -> str:
 
 def experts_of_rank(worker: Any) -> list[int]:
     """Where the rank has each expert of its first layer of them; -1 where another rank has it."""
-    layers = (
-        layer for layer in worker.model_runner.model.modules() if hasattr(layer, "expert_map")
-    )
-    return next(layers).expert_map.tolist()
+    modules = worker.model_runner.model.modules()
+    return next(layer.expert_map for layer in modules if hasattr(layer, "expert_map")).tolist()
 
 
 def sample_in_chunks(worker: Any, rows: int) -> None:
@@ -109,6 +107,5 @@ def made_by_the_gpu_worker(worker: Any) -> list[str]:
 
     runner = ReDrafterWorker._make_model_runner(worker)
     assert runner is not worker.model_runner
-    return [
-        f"{type(made).__module__}.{type(made).__name__}" for made in (runner, runner.speculator)
-    ]
+    kinds = map(type, (runner, runner.speculator))
+    return [f"{kind.__module__}.{kind.__name__}" for kind in kinds]

@@ -35,11 +35,8 @@ def interpreted_engine(
 ) -> AbstractContextManager[Engine]:
     """An engine in float32 that is gone, processes included, when the body ends.
 
-    Args:
-        target: the model.
-        setup: called in the engine's process before the engine is made.
-        environment: variables besides, or instead of, ENVIRONMENT's; vLLM is imported already.
-        arguments: of vllm.LLM, besides, or instead of, SETTINGS.
+    `environment` and `arguments` of vllm.LLM are besides, or instead of, ENVIRONMENT and SETTINGS;
+    vLLM is imported already.
     """
     return forked_engine.forked_engine(
         target,
@@ -49,9 +46,6 @@ def interpreted_engine(
         settle_worker,
         {**SETTINGS, **arguments},
     )
-
-
-# In the engine's process
 
 
 def _set_up(more: Callable[[], None] | None) -> None:

@@ -4,7 +4,6 @@
 import os
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -75,14 +74,7 @@ class CopyingWorker(OffloadingWorker):
         self.loaded += len(src_spec.block_ids)
         return self._copy(job_id, self.host, src_spec.block_ids, self.caches, dst_spec.block_ids)
 
-    def _copy(
-        self,
-        job_id: int,
-        sources: list[Tensor],
-        read: np.ndarray,
-        targets: list[Tensor],
-        written: np.ndarray,
-    ) -> bool:
+    def _copy(self, job_id: int, sources: Any, read: Any, targets: Any, written: Any) -> bool:
         for source, target in zip(sources, targets, strict=True):
             target[torch.from_numpy(written).long()] = source[torch.from_numpy(read).long()]
         self._done.append(TransferResult(job_id, success=True))
@@ -109,11 +101,7 @@ def loaded_blocks(worker: Any) -> int:
 
 
 def stored_blocks(llm: Any) -> dict[bytes, Tensor]:
-    """For `Engine.call`: what the host keeps of each block, by the hash of the text to its end.
-
-    Returns:
-        Per block [tensors, numbers] float32: all numbers of K and V, as the cache holds them.
-    """
+    """For `Engine.call`: K and V of each block on the host, by the hash of the text to its end."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     chunks = scheduler.get_kv_connector().connector_scheduler.manager._policy.chunks
     (host,) = llm.collective_rpc(_host)

@@ -7,20 +7,11 @@ from typing import Any
 from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 
 
-def own_backend() -> None:
-    """The second layer brings its own, which nothing of ours has touched."""
-    from vllm.model_executor.models import llama
-
-    llama.Attention = partial(_with_own_backend, llama.Attention)
-
-
 def derived_backend_with_async_scheduling() -> None:
-    """The second layer's is derived from ours. Steps are scheduled as on a GPU."""
+    """The second layer's backend is derived from ours. Steps are scheduled as on a GPU."""
     from vllm.model_executor.models import llama
 
-    from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend
-
-    llama.Attention = partial(_with_own_backend, llama.Attention, base=TreeAttentionBackend)
+    llama.Attention = partial(_with_derived_backend, llama.Attention)
     schedule_asynchronously()
 
 
@@ -32,13 +23,11 @@ def chunked_attention() -> None:
     llama.Attention = partial(_chunked, ChunkedLocalAttention)
 
 
-def _with_own_backend(
-    attention: Any, *args: Any, prefix: str, base: type | None = None, **kwargs: Any
-) -> Any:
-    if ".1." in prefix:
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+def _with_derived_backend(attention: Any, *args: Any, prefix: str, **kwargs: Any) -> Any:
+    from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend
 
-        kwargs["attn_backend"] = type("OwnBackend", (base or CPUAttentionBackend,), {})
+    if ".1." in prefix:
+        kwargs["attn_backend"] = type("OwnBackend", (TreeAttentionBackend,), {})
     return attention(*args, prefix=prefix, **kwargs)
 
 

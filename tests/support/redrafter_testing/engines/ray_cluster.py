@@ -18,16 +18,10 @@ ATTEMPTS = 3
 
 @contextmanager
 def ray_cluster(environment: Mapping[str, str], *gpus: int) -> Iterator[dict[str, str]]:
-    """A cluster that is gone when the body ends.
+    """The environment to use a cluster that has a node with each number of GPUs.
 
-    Args:
-        environment: variables of its nodes and thereby of Ray's workers, some of which are read
-            when a worker imports vLLM, before vLLM hands it others.
-        gpus: of each node. All nodes have one address, and data-parallel engines of Ray must be on
-            one node then.
-
-    Yields:
-        The environment of whoever is to use it.
+    All nodes have one address, and data-parallel engines of Ray must be on one node then.
+    `environment` is that of nodes and workers: some of it is read when a worker imports vLLM.
     """
     # A short name, since sockets lie there.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
@@ -63,12 +57,8 @@ def main(*gpus: int) -> None:
 
     cluster = Cluster()
     for of_node in gpus:
-        cluster.add_node(
-            num_cpus=2,
-            num_gpus=of_node,
-            object_store_memory=100 * 2**20,
-            include_dashboard=False,
-        )
+        options = {"object_store_memory": 100 << 20, "include_dashboard": False}
+        cluster.add_node(num_cpus=2, num_gpus=of_node, **options)
     print(cluster.address, flush=True)
     sys.stdin.read()
 

@@ -45,8 +45,7 @@ def run_all_kinds(
 ) -> dict[str, tuple[list[int] | int, list[int]]]:
     """For `Engine.call`: requests of tokens and of embeddings that come and go, some aborted.
 
-    Returns:
-        By request, the prompt's tokens or how many embeddings it had, and what was output.
+    Returns by request the prompt's tokens or how many embeddings it had, and what was output.
     """
     engine, rng = llm.llm_engine, random.Random(3)
     asked: dict[str, list[int] | int] = {}

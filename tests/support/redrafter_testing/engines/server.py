@@ -27,12 +27,7 @@ def free_port() -> int:
 
 @contextmanager
 def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The address of a server that is gone when the body ends.
-
-    Args:
-        arguments: the target and any other of vllm serve's, but the address.
-        environment: further variables.
-    """
+    """The address of `vllm serve` with a target and other arguments, while the body runs."""
     script = str(Path(__file__).with_name("serve_with_oracle.py"))
     with started([script, *arguments.split()], environment) as address:
         yield address
@@ -42,13 +37,7 @@ def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iter
 def started(
     command: Sequence[str], environment: Mapping[str, str] | None = None, **more: Any
 ) -> Iterator[str]:
-    """The same of any server.
-
-    Args:
-        command: what Python runs.
-        environment: further variables.
-        more: of `subprocess.Popen`.
-    """
+    """The same of what Python runs with this command; `more` goes to `subprocess.Popen`."""
     port = free_port()
     place = ["--host", "127.0.0.1", "--port", port]
     variables = {**os.environ, **(environment or {})}

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import patch
 
-from redrafter_testing.engines.forked_engine import ForkServer, environment_variables
+from redrafter_testing.engines.forked_engine import ForkServer
 from redrafter_testing.engines.without_torchvision import let_vision_targets_load
 
 
@@ -21,7 +22,7 @@ def start_messages(
     ours, theirs = multiprocessing.Pipe(duplex=False)
     variables = {**os.environ, **environment}
     names = [str(target) for target in targets]
-    with environment_variables(environment):
+    with patch.dict(os.environ, environment):
         process = server.start(_say, (theirs, variables, names, str(drafter)))
     theirs.close()
     try:
@@ -30,9 +31,6 @@ def start_messages(
         process.join(timeout=60)
         process.kill()
     return messages
-
-
-# In the process
 
 
 def _say(

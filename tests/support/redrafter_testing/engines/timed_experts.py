@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the experts of a mixture compute while an engine measures its costs."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-@dataclass(frozen=True)
-class LayerPass:
-    """One layer of experts in one timed pass of the target.
-
-    Attributes:
-        rows: of the pass.
-        tokens: how many different ones it reads.
-        padding: how many of its rows routers are told to leave out.
-        experts: which it uses.
-    """
+class LayerPass(NamedTuple):
+    """A layer of experts in a pass: its rows, different tokens, unrouted rows, used experts."""
 
     rows: int
     tokens: int
@@ -32,11 +23,7 @@ GRAPHS = (2, 8, 24)
 
 
 class Watch(TorchDispatchMode):
-    """While entered, fills `seen`: from replays of recorded graphs, too.
-
-    Args:
-        input_ids, is_padding: [rows of the largest batch], the runner's.
-    """
+    """While entered, fills `seen`, from replays of recorded graphs too."""
 
     def __init__(self, input_ids: Tensor, is_padding: Tensor) -> None:
         super().__init__()
@@ -48,14 +35,9 @@ class Watch(TorchDispatchMode):
         if str(func).startswith("_C.cpu_fused_moe"):
             chosen: Tensor = args[7]
             rows = chosen.shape[0]
-            seen.append(
-                LayerPass(
-                    rows,
-                    len(set(self._input_ids[:rows].tolist())),
-                    int(self._is_padding[:rows].sum()),
-                    frozenset(chosen.flatten().tolist()),
-                )
-            )
+            tokens, padding = set(self._input_ids[:rows].tolist()), self._is_padding[:rows].sum()
+            experts = frozenset(chosen.flatten().tolist())
+            seen.append(LayerPass(rows, len(tokens), int(padding), experts))
         return func(*args, **(kwargs or {}))
 
 

@@ -18,17 +18,10 @@ def let_vision_targets_load() -> None:
     from transformers.models.auto.video_processing_auto import AutoVideoProcessor
     from vllm.model_executor.models import registry
 
-    *packages, functional = (
-        ModuleType(name)
-        for name in (
-            "torchvision",
-            "torchvision.transforms",
-            "torchvision.transforms.v2",
-            "torchvision.transforms.v2.functional",
-        )
-    )
+    parts = "torchvision", "transforms", "v2", "functional"
+    *packages, functional = (ModuleType(".".join(parts[: n + 1])) for n in range(len(parts)))
     sys.modules.update({module.__name__: module for module in (*packages, functional)})
-    functional.InterpolationMode = object  # named in Gemma 4's annotations
+    functional.InterpolationMode = object  # named in annotations
     packages[-1].functional = functional
 
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
