@@ -3,7 +3,6 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,20 +29,12 @@ PROMPT_BLOCKS = 5
 """Blocks of 32 tokens that the four prompts fill."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One of our two engines, and plain vLLM on the same model runner."""
-
-    start: Callable[..., Any]
-    setup: Callable[[], None]
-
-    def __call__(self, target: Path, transfer: dict[str, Any], **arguments: Any) -> Any:
-        given = {"setup": self.setup, "skip_tokenizer_init": True, **arguments}
-        return self.start(target, kv_transfer_config=transfer, **given)
-
-
-CPU = Kind(cpu_engine, kv_connectors.use)
-V2 = Kind(interpreted_engine, kv_connectors.use_v2)
+Kind = Callable[..., Any]
+"""One of our two engines, and plain vLLM on the same model runner."""
+CPU: Kind = functools.partial(cpu_engine, setup=kv_connectors.use, skip_tokenizer_init=True)
+V2: Kind = functools.partial(
+    interpreted_engine, setup=kv_connectors.use_v2, skip_tokenizer_init=True
+)
 
 
 def opening(sampling: str) -> Workload:
@@ -79,7 +70,7 @@ class Undrafted(NamedTuple):
 def undrafted(few_tokens_target: Path) -> Callable[[Kind], Undrafted]:
     @functools.cache
     def of(kind: Kind) -> Undrafted:
-        with kind(few_tokens_target, kv_connectors.OFFLOADING) as llm:
+        with kind(few_tokens_target, kv_transfer_config=kv_connectors.OFFLOADING) as llm:
             answers = conversations(llm)
             assert llm.rpc(kv_connectors.loaded_blocks) == [0]
             return Undrafted(answers, llm.call(kv_connectors.stored_blocks))
@@ -101,7 +92,7 @@ def test_offloading_with_eviction_return_and_preemption(
 ) -> None:
     with kind(
         few_tokens_target,
-        kv_connectors.OFFLOADING,
+        kv_transfer_config=kv_connectors.OFFLOADING,
         setup=setup,
         speculative_config={"model": str(few_tokens_drafter), **SHAPE},
         **TIGHT,
@@ -130,13 +121,13 @@ def test_one_engine_reads_prompts_and_another_answers(
     tmp_path: Path,
 ) -> None:
     """With no more than the target's K and V: the drafter has none."""
-    transfer = kv_connectors.example(tmp_path)
+    transfer = {"kv_transfer_config": kv_connectors.example(tmp_path)}
     ours = {"speculative_config": {"model": str(few_tokens_drafter), **SHAPE}}
-    with kind(few_tokens_target, transfer, **(ours if prefills == "ours" else {})) as llm:
+    with kind(few_tokens_target, **transfer, **(ours if prefills == "ours" else {})) as llm:
         prompts = opening("greedy").prompts
         llm.run(Workload(prompts, [ONE_TOKEN] * len(prompts)))
     arguments = {"enable_prefix_caching": False, **(ours if decodes == "ours" else {})}
-    with kind(few_tokens_target, transfer, **arguments) as llm:
+    with kind(few_tokens_target, **transfer, **arguments) as llm:
         for sampling in few_tokens.SAMPLING:
             answers = single_tokens_of(llm.run(opening(sampling)))
             assert answers == undrafted(kind).answers[f"{sampling}, first"]

@@ -63,21 +63,12 @@ class Questions:
 
 @dataclass(frozen=True)
 class Family:
-    """Targets of one class.
+    """Targets of one class; docs/compatibility.md has a row with its name in vLLM.
 
-    Attributes:
-        architecture: the class's name in vLLM; docs/compatibility.md has a row with it.
-        make: writes a random target into a folder.
-        feature: what else is special about this target; "" where nothing is.
-        vocab_size, hidden_size: the drafter's.
-        engines: that serve it, "cpu" or "v2" or both.
-        questions: what is asked, of so many requests of so many tokens at most; its `run(llm)`
-            gives the answers' tokens.
-        blank: the same questions with nothing to see or hear; None for those of text alone.
-        arguments: of vllm.LLM.
-        batched_tokens: the most rows of a step of the V2 engine; images are longer than some.
-        is_prefix_lm: its images' tokens see one another, which vLLM's CPU attention ignores: plain
-            V2 answers by vLLM's Triton attention.
+    `feature` is what else is special; the sizes are the drafter's. `questions` and `blank`, the
+    same with nothing to see or hear, take how many there are and the most tokens of an answer.
+    `batched_tokens` are those of a step of V2. A prefix LM's images see their own tokens, which
+    vLLM's CPU attention ignores: plain V2 answers by vLLM's Triton attention.
     """
 
     architecture: str
