@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter that ranks only some tokens drafts as one that is forbidden the others."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vllm_redrafter.checkpoints.reading import Checkpoint
-from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.token_tree import TokenTree
@@ -57,25 +52,6 @@ def test_the_search_is_that_of_a_drafter_that_is_forbidden_the_other_tokens() ->
     torch.testing.assert_close(found.log_probs, expected.log_probs)
     trees = [TokenTree.from_explored(roots, explored, 6) for explored in (found, expected)]
     assert torch.equal(trees[0].tokens, trees[1].tokens)
-
-
-@pytest.mark.parametrize(
-    ("offset", "message"),
-    [
-        (torch.full((7,), 40), r"d2t points to token 40, outside the target's vocabulary of 40"),
-        (-torch.arange(7), r"d2t names a token of the target twice"),
-        (torch.zeros(7), r"d2t must hold integers, has float32"),
-        (torch.zeros(6).long(), r"d2t has shape \[6\], config.json asks for \[7\]"),
-    ],
-)
-def test_a_map_that_cannot_be_is_refused_at_start_up(
-    tmp_path: Path, offset: Tensor, message: str
-) -> None:
-    save_drafter(reduced(), tmp_path)
-    path = tmp_path / "model.safetensors"
-    save_file({**load_file(path), "d2t": offset}, path)
-    with pytest.raises(ConfigError, match=message):
-        Checkpoint.open(str(tmp_path)).checked()
 
 
 def test_a_draft_vocabulary_larger_than_the_targets_is_refused() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks of kernels, on Triton's interpreter and with a stopwatch that is not a GPU's.
+"""The benchmarks of kernels on Triton's interpreter, with a made-up time.
 
 In a process of its own: the interpreter, once chosen, is chosen for all that this one imports.
 """
@@ -11,10 +11,6 @@ import sys
 from pathlib import Path
 
 import context_matches
-import pytest
-import torch
-from shared_parts import launches
-from shared_parts.launches import Timed
 
 CODE = """
 import json, sys
@@ -65,35 +61,3 @@ def test_every_kernel_is_launched_at_every_size_beside_what_it_must_read() -> No
     heads = [(line[1], line[3]) for line in found if line[2] == "H 32, 4 rows"]
     assert heads[:3] == [("cell", 4 * square), ("its product", 4 * square), ("block", square)]
     assert {line[1] for line in found if line[0] == "context_matches"} == set(context_matches.KINDS)
-
-
-class Gpu:
-    name = "a GPU"
-
-    def __init__(self, repeats: int) -> None:
-        assert repeats == 100
-
-    def copy_bandwidth(self) -> float:
-        return 2000.0
-
-    def describe(self) -> dict[str, str]:
-        return {"driver": "none"}
-
-
-def test_figures_are_printed_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(launches, "Gpu", Gpu)
-    monkeypatch.setattr(
-        context_matches, "measured", lambda *_: [Timed("random", "3 x 20", 4_000_000, 4.0)]
-    )
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    output = tmp_path / "out.json"
-    context_matches.main(["--device", "cuda", "--output", str(output)])
-    # 4 MB take 2 microseconds at 2 TB/s.
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "random" in line)
-    assert [cell for cell in line.split() if cell[0].isdigit()][2:] == ["4.0", "2.0", "1000", "50%"]
-    record = json.loads(output.read_text())
-    assert record["copy_gb_per_s"] == 2000.0
-    assert [launch["microseconds"] for launch in record["launches"]] == [4.0]

@@ -63,22 +63,6 @@ def test_all_of_it_is_paused_and_ends_with_the_block(goes_on: bool, tmp_path: Pa
     assert eventually(lambda: not states(output))
 
 
-def test_what_a_dead_leader_leaves_is_ended(tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    with start(PARENT, output) as process:
-        process.tell("die")
-        assert eventually(lambda: not process.running) and states(output)
-        process.tell("anybody there?")
-    assert eventually(lambda: not states(output))
-
-
-def test_one_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "SECONDS_TO_END", 0.1)
-    with start(DEAF, tmp_path / "output") as process:
-        pass
-    assert not process.running
-
-
 def test_an_exception_does_not_wait_for_the_end_of_its_work(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), start(DEAF, tmp_path / "output"):
         began = time.monotonic()

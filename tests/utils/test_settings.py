@@ -83,13 +83,6 @@ def test_types_choices_flags_and_parts_become_options() -> None:
     assert "[default: (no limit)]" in run(outer, "--help").output
 
 
-def test_two_options_of_one_name_are_refused() -> None:
-    def twice(config: Outer, share: float = 0.1) -> None: ...
-
-    with pytest.raises(TypeError, match="twice: two options are named share"):
-        settings_as_options(twice)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -2,11 +2,10 @@
 """Measurements, and the rows that are made of them."""
 
 import pytest
-from throughput_parts.engine import Generation, Run
 from throughput_parts.methods import Method
-from throughput_parts.report import Row, measurements, summarise, with_totals
+from throughput_parts.report import measurements, summarise
 
-from redrafter_testing.benchmarks.throughput_runs import PARTS, measured, run
+from redrafter_testing.benchmarks.throughput_runs import measured, run
 
 
 def test_outputs_are_compared_with_the_same_repeats_plain_decoding() -> None:
@@ -40,42 +39,3 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert rows[0].ratio == (1, 1, 1)
     assert rows[1].ratio == pytest.approx((2, 2 / 3, 2))
     assert rows[1].tokens_per_second == pytest.approx((100 / 1.5, 100 / 1.5, 200))
-
-
-PLAIN = Method("plain", "", None)
-REDRAFTER = Method("ReDrafter", "2x4:6", {})
-
-
-def of_task(task: str, seconds: float, request_steps: int, outputs: list[list[int]]) -> Run:
-    made = Generation(outputs, seconds, request_steps // 2, request_steps)
-    return Run(2, 0.0, made, {"drafts": 3}, PARTS, task)
-
-
-def plain_and_fast() -> tuple[list[Run], list[Run]]:
-    """Code is drafted well, chat is not; one answer of the chat differs."""
-    chat, code = [[1] * 10, [2] * 10], [[3] * 40]
-    plain = [of_task("code", 4.0, 40, code), of_task("chat", 2.0, 20, chat)]
-    other_chat = [[1] * 10, [2] * 9 + [5]]
-    fast = [of_task("code", 1.0, 14, code), of_task("chat", 1.5, 17, other_chat)]
-    return plain, fast
-
-
-def rows() -> list[Row]:
-    plain, fast = map(with_totals, plain_and_fast())
-    return summarise(
-        [*measurements(PLAIN, 0, plain, plain), *measurements(REDRAFTER, 0, fast, plain)]
-    )
-
-
-def test_figures_in_total_are_those_of_the_sums() -> None:
-    """60 tokens in 6 seconds, and in 2.5: not the mean of × 4 and × 1.33."""
-    code, chat, plain, total = (rows()[i] for i in (1, 3, 4, 5))
-
-    assert (code.ratio.median, chat.ratio.median) == pytest.approx((4, 4 / 3))
-    assert plain.tokens_per_second.median == 10
-    assert total.tokens_per_second.median == pytest.approx(24)
-    assert total.ratio.median == pytest.approx(2.4)
-    # The first token of each of the three requests is no decoding step.
-    assert code.tokens_per_step == pytest.approx(39 / 13)
-    assert chat.tokens_per_step == pytest.approx(18 / 15)
-    assert total.tokens_per_step == pytest.approx(57 / 28)
