@@ -47,7 +47,7 @@ ATTENTION = {
     "sm_120": ["bf16"],
 }
 """All cases for the least and the most shared memory in use."""
-DRAFT = ("sm_86", "sm_90")
+OF_DRAFTS = ("sm_86", "sm_90")
 STEP = ("K 32", "K 127", "beams 8x5", "beams 64x32")
 AMD, AMD_SHARED = "gfx942", 65_536
 """The same of a GPU of AMD's: local data share per workgroup, by its instruction set's document."""
@@ -64,12 +64,7 @@ def compile_all() -> dict[str, Any]:
         compile_for_amd,
         compile_launches,
     )
-    from redrafter_testing.gpu.kernel_launches import (
-        DRAFT_KERNELS,
-        Attention,
-        draft_cases,
-        step_cases,
-    )
+    from redrafter_testing.gpu.kernel_launches import DRAFT, Attention, step_cases
 
     def compiled(architecture: str, launch: Any) -> list[dict[str, Any]]:
         return [asdict(k) for k in compile_launches(ARCHITECTURES[architecture], launch)]
@@ -78,11 +73,10 @@ def compile_all() -> dict[str, Any]:
         architecture: {name: compiled(architecture, Attention(**CASES[name])) for name in names}
         for architecture, names in ATTENTION.items()
     }
-    draft = [launch for _, launch in list(draft_cases())[:DRAFT_KERNELS]]
     steps = dict(step_cases())
-    found["draft"] = {a: [k for launch in draft for k in compiled(a, launch)] for a in DRAFT}
+    found["draft"] = {a: [k for launch in DRAFT for k in compiled(a, launch)] for a in OF_DRAFTS}
     found["around"] = [k for name in STEP for k in compiled("sm_90", steps[name])]
-    launches = [Attention(), *draft, steps["K 32"], steps["beams 8x5"]]
+    launches = [Attention(), *DRAFT, steps["K 32"], steps["beams 8x5"]]
     found["amd"] = [asdict(k) for launch in launches for k in compile_for_amd(AMD, launch)]
     try:
         found["fp8 on sm_86"] = compiled("sm_86", Attention(dtype="fp8"))
@@ -139,7 +133,7 @@ def test_the_kernels_around_attention_spill_nothing(kernels: dict[str, Any]) -> 
         assert kernel["name"] != "_compact" or kernel["barriers"]
 
 
-@pytest.mark.parametrize("architecture", DRAFT)
+@pytest.mark.parametrize("architecture", OF_DRAFTS)
 def test_a_draft_s_kernels_fit_the_architecture(kernels: dict[str, Any], architecture: str) -> None:
     launched = kernels["draft"][architecture]
     assert {kernel["name"] for kernel in launched} == kernel_names.DRAFT

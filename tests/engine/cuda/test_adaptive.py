@@ -15,7 +15,7 @@ from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import no_waiting, recorded_graphs
 from redrafter_testing.requests import small_workloads, workloads
-from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
+from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of, tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -53,11 +53,9 @@ def run(llm: Engine, load: workloads.Workload) -> tuple[list[Any], list[list[int
 
 
 def assert_equal_to_plain(answers: list[Any], plain: list[Any]) -> None:
-    """The same tokens, as far as the answers go."""
-    for answer, expected in zip(tokens_of(answers), tokens_of(plain), strict=True):
-        for tokens, wanted in zip(answer, expected, strict=True):
-            assert tokens == wanted[: len(tokens)]
-            assert len(tokens) >= min(len(wanted), small_workloads.GREEDY_TOKENS)
+    """The same tokens, as far as the greedy answers go."""
+    for answer, expected in zip(single_tokens_of(answers), single_tokens_of(plain), strict=True):
+        assert answer == expected[: small_workloads.GREEDY_TOKENS]
 
 
 def test_greedy_output_equals_plain_whatever_each_step_s_budget(
@@ -84,17 +82,6 @@ def test_greedy_output_equals_plain_whatever_each_step_s_budget(
     assert set(levels) == {1, 3, 5}
     (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
     assert all(replayed.get(kind, 0) > 5 for kind in ("model", "piece", "draft")), replayed
-
-
-def test_sampled_output_equals_plain_whatever_each_step_s_budget(
-    adaptive: Engine, plain_v2: dict[str, list[Any]]
-) -> None:
-    adaptive.rpc(recorded_graphs.replay, False)
-    adaptive.rpc(budgets.force, 0.8)
-    answers, admitted, accepted = run(adaptive, small_workloads.SAMPLED)
-    assert_equal_to_plain(answers, plain_v2["sampled"])
-    assert accepted > 10, "trees were hardly used"
-    assert len({tuple(step) for step in admitted}) > 5, "budgets hardly changed"
 
 
 def test_chains_grammars_and_logprobs_equal_plain_whatever_each_step_s_budget(
@@ -149,15 +136,8 @@ def test_without_being_forced_output_equals_plain(
     adaptive.rpc(recorded_graphs.replay, False)
     adaptive.rpc(budgets.leave_alone)
     adaptive.rpc(no_waiting.watch)
-    answers, _, _ = run(adaptive, small_workloads.GREEDY)
+    answers, *_ = run(adaptive, small_workloads.GREEDY)
     assert_equal_to_plain(answers, plain_v2["greedy"])
     ((calls, found),) = adaptive.rpc(no_waiting.findings)
     assert calls > 10
     assert not found
-
-
-def test_a_draft_with_the_budget_is_at_most_40_launches(adaptive: Engine) -> None:
-    """4 beams of 5 tokens, learning from the last step included."""
-    ((launches, reads_table, same),) = adaptive.rpc(recorded_graphs.draft_on_kernels)
-    assert launches <= 40
-    assert reads_table and same

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a batch drafts, and what the host knows when it decides; vLLM's manager on a CPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,13 +32,6 @@ class NoStream:
     def record(self) -> None: ...
 
     def synchronize(self) -> None: ...
-
-
-class OneRank:
-    """A tensor-parallel group of one."""
-
-    def broadcast_object(self, value: Any, src: int) -> Any:
-        return value
 
 
 @pytest.fixture
@@ -90,16 +83,21 @@ def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
     return made
 
 
+def batch_of(slots: Sequence[int]) -> Any:
+    """As much of an InputBatch as is read."""
+    return SimpleNamespace(
+        num_reqs=len(slots), idx_mapping=torch.tensor(slots), idx_mapping_np=np.array(slots)
+    )
+
+
 def step(
     budget: TreeBudget,
     confidences: list[float],
     requests: int = 2,
     of_matches: list[float] | None = None,
 ) -> tuple[int, bool]:
-    """One step: how many draft tokens it verifies, and whether it drafts; these are its drafts.
-
-    Those of matches alone have confidences of their own.
-    """
+    """One step: how many draft tokens it verifies, and whether it drafts; these are its drafts'
+    confidences. Drafts of matches alone have others."""
     ids = [str(slot) for slot in range(requests)]
     rows = budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
     drafts = budget.drafts_now(possible=True)
@@ -110,12 +108,7 @@ def step(
             confidences, length = of_matches, K
         is_node = torch.tensor(confidences) > 0
         budget._depths._depths[:requests] = torch.where(is_node, levels.clamp(max=length), 0)
-    batch: Any = SimpleNamespace(
-        num_reqs=requests,
-        idx_mapping=torch.arange(requests),
-        idx_mapping_np=np.arange(requests),
-    )
-    budget.record_confidences(torch.tensor([confidences] * requests), batch)
+    budget.record_confidences(torch.tensor([confidences] * requests), batch_of(range(requests)))
     return rows - requests, drafts
 
 
@@ -123,6 +116,16 @@ def steps(
     budget: TreeBudget, count: int, confidences: list[float], requests: int = 2
 ) -> list[tuple[int, bool]]:
     return [step(budget, confidences, requests) for _ in range(count)]
+
+
+def lengths_of(
+    budget: TreeBudget, count: int, confidences: list[float], of_matches: list[float] | None = None
+) -> list[int | None]:
+    """The draft's length in each of so many steps, None where there is no draft."""
+    return [
+        budget._length if step(budget, confidences, of_matches=of_matches)[1] else None
+        for _ in range(count)
+    ]
 
 
 def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: TreeBudget) -> None:
@@ -141,9 +144,8 @@ def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: T
 
 def test_an_exploration_verifies_a_node_per_request(budget: TreeBudget) -> None:
     steps(budget, 200, BAD)
-    assert budget.cost_tables is not None
-    # No node pays.
-    budget.cost_tables = budget.cost_tables[0], 10.0 ** np.arange(ROWS + 1)
+    no_node_pays = 10.0 ** np.arange(ROWS + 1)
+    budget.cost_tables = np.full(SLOTS + 1, 0.2), no_node_pays
     taken = steps(budget, 3000, BAD)
     drafts = [drafts for _, drafts in taken]
     begins = [i for i in range(1, len(taken) - BLOCK) if drafts[i] and not drafts[i - 1]]
@@ -154,7 +156,10 @@ def test_an_exploration_verifies_a_node_per_request(budget: TreeBudget) -> None:
 
 
 def test_a_drafter_that_becomes_good_is_used(budget: TreeBudget) -> None:
-    assert steps(budget, 100, GOOD) == [(2 * K, True)] * 100
+    budget.meter.reset()
+    assert steps(budget, 4, GOOD) == [(2 * K, True)] * 4
+    expected = 2 * (2 * (1 + K) + 2 * (1 + np.cumprod(GOOD).sum()))
+    assert budget.meter.read().expected_tokens == pytest.approx(expected)
     steps(budget, 1000, BAD)
     assert steps(budget, 2000, GOOD)[-500:] == [(2 * K, True)] * 500
     budget.get_num_tokens({"0": 1, "1": ROWS - 1}, {})  # there is no room for nodes
@@ -186,28 +191,19 @@ def matching_budget(budget: TreeBudget) -> TreeBudget:
     return budget
 
 
-def test_matches_alone_are_found_to_pay_where_the_text_repeats(
-    matching_budget: TreeBudget,
+@pytest.mark.parametrize("repeats", [True, False])
+def test_matches_alone_are_used_where_the_text_repeats_and_rarely_tried_elsewhere(
+    matching_budget: TreeBudget, repeats: bool
 ) -> None:
-    lengths = []
-    for _ in range(1000):
-        drafts = step(matching_budget, BAD, of_matches=GOOD)[1]
-        lengths.append(matching_budget._length if drafts else None)
-    assert lengths[-300:].count(0) > 250
-    assert matching_budget.match_profile.survival[:, 0] == pytest.approx(np.cumprod(GOOD), abs=0.1)
-
-
-def test_matches_alone_are_rarely_tried_where_the_text_does_not_repeat(
-    matching_budget: TreeBudget,
-) -> None:
-    lengths = []
-    for _ in range(3000):
-        drafts = step(matching_budget, BAD, of_matches=[0.0] * K)[1]
-        lengths.append(matching_budget._length if drafts else None)
-    lengths = lengths[-1500:]
-    assert 0 < lengths.count(0) < 150, "without an exploration it would stay so"
-    assert lengths.count(None) > 1200
-    assert matching_budget.match_profile.survival.max() < 0.1
+    survival = matching_budget.match_profile.survival
+    if repeats:
+        assert lengths_of(matching_budget, 1000, BAD, GOOD)[-300:].count(0) > 250
+        assert survival[:, 0] == pytest.approx(np.cumprod(GOOD), abs=0.1)
+    else:
+        lengths = lengths_of(matching_budget, 3000, BAD, [0.0] * K)[-1500:]
+        assert 0 < lengths.count(0) < 150, "without an exploration it would stay so"
+        assert lengths.count(None) > 1200
+        assert survival.max() < 0.1
 
 
 def test_paths_deeper_than_a_search_are_reckoned_with(matching_budget: TreeBudget) -> None:
@@ -220,15 +216,6 @@ def test_paths_deeper_than_a_search_are_reckoned_with(matching_budget: TreeBudge
     plain, _, short, longest = range(4)
     assert rates[0][plain] == rates[1][plain] and rates[0][longest] == rates[1][longest]
     assert rates[1][short] > 1.5 * rates[0][short]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "explored"), [((1, 3, 5), (3,)), ((0, 1, 3, 5), (1, 4)), ((5,), (1,))]
-)
-def test_the_longest_draft_and_paths_alone_are_explored(
-    lengths: tuple[int, ...], explored: tuple[int, ...]
-) -> None:
-    assert arms_to_explore(lengths) == explored
 
 
 def admitted(budget: TreeBudget, requests: Sequence[int]) -> list[int]:
@@ -246,12 +233,7 @@ def admitted(budget: TreeBudget, requests: Sequence[int]) -> list[int]:
 def drafted(budget: TreeBudget, requests: Sequence[int], drafts: bool = True) -> None:
     """The step's end: a draft for these requests, or none."""
     budget._drafted = drafts
-    batch: Any = SimpleNamespace(
-        num_reqs=len(requests),
-        idx_mapping=torch.tensor(requests),
-        idx_mapping_np=np.array(requests),
-    )
-    budget.record_confidences(torch.tensor([GOOD] * len(requests)), batch)
+    budget.record_confidences(torch.tensor([GOOD] * len(requests)), batch_of(requests))
 
 
 @torch.inference_mode()
@@ -267,69 +249,43 @@ def test_a_request_that_vllm_pads_gets_no_nodes_until_it_has_a_tree(budget: Tree
     drafted(budget, [0, 1])  # 2 waits since a step without a draft
     assert admitted(budget, [0, 1, 2]) == [K, K, 0]
     # An exploration where no node pays.
-    budget.cost_tables, budget._explores = (
-        (np.full(SLOTS + 1, 0.2), 10.0 ** np.arange(ROWS + 1)),
-        True,
-    )
+    budget.cost_tables = np.full(SLOTS + 1, 0.2), 10.0 ** np.arange(ROWS + 1)
+    budget._explores = True
     nodes = admitted(budget, [0, 1, 2])
     assert sum(nodes) == 2 and nodes[2] == 0
 
 
-def test_what_is_decided_is_counted(budget: TreeBudget) -> None:
-    budget.meter.reset()
-    steps(budget, 4, GOOD)
-    stats = budget.meter.read()
-    survival = np.cumprod(GOOD).sum()
-    assert stats.expected_tokens == pytest.approx(2 * (2 * (1 + K) + 2 * (1 + survival)))
-
-
-def timed(budget: TreeBudget, seconds: Callable[[int], float], sizes: list[int]) -> None:
-    """Let it measure drafts of so many seconds by length, and steps of 1."""
-    samples = []
-    for batch in budget.batches_to_profile(sizes):
-        requests = min(batch["num_tokens"], SLOTS)
-        draft = seconds(budget.warm_up_length)
-        samples.append(StepTimingSample(1.0, draft, batch["num_tokens"], requests, True))
-    budget.set_initial_cost_curves(samples)
-
-
-def test_drafts_get_shorter_where_their_last_levels_bring_nothing(
-    budget: TreeBudget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
+@pytest.fixture
+def measured(budget: TreeBudget, monkeypatch: pytest.MonkeyPatch) -> TreeBudget:
+    """It measured drafts of 0.1 s a level, and steps of 1 s."""
+    alone = SimpleNamespace(broadcast_object=lambda value, src: value)
+    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: alone)
     budget.req_states.max_num_batched_tokens = ROWS
-    timed(budget, lambda length: 0.1 * length, [1, 4, 8, 16, ROWS])
-    assert [costs.tolist() for costs in budget._draft_costs] == [
-        pytest.approx([0.1 * length] * (SLOTS + 1)) for length in LENGTHS
-    ]
-    assert budget.cost_tables is not None
-    assert budget.cost_tables[1].tolist() == [1.0] * (ROWS + 1)
-    assert budget.next_length(1) == 1, "no level is searched that is not verified"
+    samples = []
+    for batch in budget.batches_to_profile([1, 4, 8, ROWS]):
+        rows, seconds = batch["num_tokens"], 0.1 * budget.warm_up_length
+        samples.append(StepTimingSample(1.0, seconds, rows, min(rows, SLOTS), True))
+    with torch.inference_mode():
+        budget.set_initial_cost_curves(samples)
+    return budget
 
-    def lengths(confidences: list[float], count: int) -> list[int]:
-        found = []
-        for _ in range(count):
-            step(budget, confidences)
-            found.append(budget._length)
-        return found
 
-    assert set(lengths(GOOD, 60)) == {3}
-    shallow = lengths([0.9, 0.01, 0.0], 1000)[-600:]
+def test_drafts_get_shorter_where_their_last_levels_bring_nothing(measured: TreeBudget) -> None:
+    for costs, length in zip(measured._draft_costs, LENGTHS, strict=True):
+        assert costs == pytest.approx([0.1 * length] * (SLOTS + 1))
+    assert measured.cost_tables is not None
+    assert measured.cost_tables[1].tolist() == [1.0] * (ROWS + 1)
+    assert measured.next_length(1) == 1, "no level is searched that is not verified"
+    assert set(lengths_of(measured, 60, GOOD)) == {3}
+    shallow = lengths_of(measured, 1000, [0.9, 0.01, 0.0])[-600:]
     assert shallow.count(1) / len(shallow) > 0.9
     assert 3 in shallow, "without an exploration it would stay so"
-    while budget._length != 1:
-        step(budget, [0.9, 0.01, 0.0])
-    assert budget.cost_tables is not None
-    assert budget.cost_tables[0][2] == pytest.approx(0.1)
 
 
 @torch.inference_mode()
 def test_all_that_trims_batches_is_compiled_at_start_up(
-    budget: TreeBudget, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+    measured: TreeBudget, compiled: list[Any]
 ) -> None:
-    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
-    budget.req_states.max_num_batched_tokens = ROWS
-    timed(budget, lambda length: 0.1 * length, [1, 4, 8, ROWS])
     at_start = len(compiled)
     assert at_start == 4
     buffers = InputBuffers(SLOTS, ROWS, torch.device("cpu"))
@@ -337,7 +293,7 @@ def test_all_that_trims_batches_is_compiled_at_start_up(
         slots = InputBatch.make_dummy(requests, requests, buffers).idx_mapping
         for nodes in range(1, requests * K):
             ids = [str(slot) for slot in range(requests)]
-            budget._batch_budget = dict.fromkeys(ids, K), dict.fromkeys(ids, 1), nodes
-            rows, *_ = budget.reallocate_drafts(ids, slots)
+            measured._batch_budget = dict.fromkeys(ids, K), dict.fromkeys(ids, 1), nodes
+            rows, *_ = measured.reallocate_drafts(ids, slots)
             assert rows[-1] == requests + nodes
     assert len(compiled) == at_start

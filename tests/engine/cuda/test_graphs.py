@@ -5,7 +5,7 @@ Output is as plain decoding's: nothing that a graph holds depends on what it was
 on how keys are split into parts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from redrafter_testing.engines import draft_starts
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs, torch_flash_attention
-from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.requests import few_tokens, workloads
 from redrafter_testing.requests.answers import single_tokens_of
 
@@ -72,11 +71,6 @@ def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
         assert accepted > 20, "trees were hardly used"
         assert all(replayed.get(kind, 0) > 10 for kind in ("model", "piece", "draft")), replayed
     assert graphs.counter("vllm:num_preemptions") > 0
-
-
-@pytest.mark.engine
-def test_parts_were_merged_and_prompts_went_through_flash_attention(graphs: Engine) -> None:
-    """Of which the test above has shown the output."""
     (split,) = graphs.rpc(recorded_graphs.how_keys_were_split)
     assert set(split) == {1, 2, 4}
     (called,) = graphs.rpc(torch_flash_attention.how_often_called)
@@ -84,11 +78,17 @@ def test_parts_were_merged_and_prompts_went_through_flash_attention(graphs: Engi
 
 
 @pytest.mark.engine
-def test_a_draft_of_4_beams_and_5_tokens_is_at_most_40_launches(graphs: Engine) -> None:
-    """It was 121 in this counting, when torch searched on a GPU, too."""
+def test_a_draft_of_4_beams_and_5_tokens_is_38_launches(graphs: Engine) -> None:
     ((launches, reads_table, same),) = graphs.rpc(recorded_graphs.draft_on_kernels)
-    assert launches == 38 <= 40
+    assert launches == 38
     assert reads_table and same
+
+
+@pytest.mark.engine
+def test_the_memory_profile_has_all_nodes_logits_and_leaves_no_cache(graphs: Engine) -> None:
+    """8 requests of 4 nodes and the root, where 4 of 8 nodes are fewer; then vLLM's 8 rows."""
+    (profiled,) = graphs.rpc(recorded_graphs.what_was_profiled)
+    assert profiled == {"logits": [40, 8], "freed": [True, True]}
 
 
 @pytest.mark.engine
@@ -108,68 +108,3 @@ def test_drafts_start_from_the_states_that_transformers_computes(
     apart = ((found - states).norm(dim=-1) / states.norm(dim=-1)).amax(dim=-1).amin(dim=1)
     # A request's last draft may start from tokens that are not output any more.
     assert len(starts) > 4 and (apart > 1e-3).sum() <= 1, apart
-
-
-@pytest.mark.engine
-def test_the_cache_that_vllm_profiles_with_is_freed(graphs: Engine) -> None:
-    """The real one is allocated beside whatever still refers to it."""
-    (profiled,) = graphs.rpc(recorded_graphs.what_was_profiled)
-    assert profiled["freed"] == [True, True]
-
-
-@pytest.mark.engine
-def test_the_logits_of_all_nodes_are_profiled(graphs: Engine) -> None:
-    """8 requests of 4 nodes and the root, where 4 of 8 nodes are fewer; then vLLM's 8 rows."""
-    (profiled,) = graphs.rpc(recorded_graphs.what_was_profiled)
-    assert profiled["logits"] == [40, 8]
-
-
-# The recordings themselves
-
-
-def captured(function: Callable[[], torch.Tensor]) -> tuple[RecordedGraph, torch.Tensor]:
-    graph = RecordedGraph()
-    with graphs_recorded(), torch.cuda.graph(graph):
-        out = function()
-    return graph, out
-
-
-def test_a_replay_reads_what_is_in_the_inputs_now() -> None:
-    x, offset = torch.ones(4), 1
-    graph, out = captured(lambda: (x[1:] * 2 + offset).cumsum(0))
-    x.copy_(torch.arange(4.0))
-    offset = 5  # a number of the host is that of the capture
-    graph.replay()
-    assert out.tolist() == [3, 8, 15]
-
-
-def test_memory_that_a_replay_does_not_write_is_spoilt() -> None:
-    first = {}
-
-    def function() -> torch.Tensor:
-        buffer = torch.empty(3)
-        if not first:
-            first["done"] = buffer.fill_(1.0)
-        return buffer
-
-    graph = RecordedGraph()
-    function()
-    with graphs_recorded(), torch.cuda.graph(graph):
-        out = function()
-    graph.replay()
-    assert out.isnan().all()
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda: torch.tensor([1, 2]) + 1,
-        lambda: torch.ones(3)[torch.ones(3) > 0],
-        lambda: torch.full((2,), torch.ones(3).sum().item()),
-    ],
-    ids=["copy-from-host", "mask", "item"],
-)
-def test_what_a_capture_forbids_is_an_error(function: Callable[[], torch.Tensor]) -> None:
-    with pytest.raises(RuntimeError, match="while a graph is captured"):
-        captured(function)
-    assert torch.ones(1).item() == 1

@@ -46,39 +46,32 @@ def test_adapters_change_the_answers_of_their_requests_alone(
         assert same == [i % 3 == 0 for i in range(COUNT)]
 
 
-@pytest.mark.parametrize("tree", ["explored", "chain"])
 def test_every_request_is_answered_with_its_adapter(
     few_tokens_target: Path,
     few_tokens_fused_drafter: Path,
     loads: dict[str, Adapted],
     expected: Answers,
     few_tokens_plain: Answers,
-    tree: str,
 ) -> None:
     """From graphs too: one with adapters for each size, one without vLLM's kernels for them."""
-    speculative = {"model": str(few_tokens_fused_drafter), "num_speculative_tokens": 8}
-    graphs = tree == "explored"
     with interpreted_engine(
         few_tokens_target,
-        setup=torch_lora.use_with_graphs if graphs else torch_lora.use,
+        setup=torch_lora.use_with_graphs,
         skip_tokenizer_init=True,
-        enforce_eager=not graphs,
-        speculative_config={**speculative, "tree": tree},
+        enforce_eager=False,
+        speculative_config={"model": str(few_tokens_fused_drafter), "num_speculative_tokens": 8},
         **TWO,
         **TIGHT,
     ) as llm:
-        if graphs:
-            assert llm.rpc(recorded_graphs.captured) == [{"model": 2 * 5, "draft": 4}]
-            llm.rpc(recorded_graphs.replay, True)
-            answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
-            assert answers == few_tokens_plain["greedy"]
-            assert_replayed(llm)
+        assert llm.rpc(recorded_graphs.captured) == [{"model": 2 * 5, "draft": 4}]
+        llm.rpc(recorded_graphs.replay, True)
+        answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
+        assert answers == few_tokens_plain["greedy"]
+        assert_replayed(llm)
         for sampling, load in loads.items():
-            if graphs:
-                llm.rpc(recorded_graphs.replay, sampling == "sampled")
+            llm.rpc(recorded_graphs.replay, sampling == "sampled")
             assert llm.run(load) == expected[sampling]
-        if graphs:
-            assert_replayed(llm)
+        assert_replayed(llm)
         assert llm.counter("vllm:num_preemptions") > 0
         assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 20, "drafts were hardly used"
 

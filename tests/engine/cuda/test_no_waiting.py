@@ -17,18 +17,8 @@ from redrafter_testing.requests import small_workloads
     "waits",
     [
         lambda x: x.sum().item(),
-        lambda x: x.tolist(),
-        lambda x: x.cpu(),
         lambda x: x[x > 0],
         lambda x: x.nonzero(),
-        lambda x: torch.nonzero(x),
-        lambda x: x.masked_select(x > 0),
-        lambda x: x.unique(),
-        lambda x: bool(x.any()),
-        lambda x: int(x[0]),
-        lambda x: x.index_put_((x > 0,), torch.tensor(1.0)),
-        lambda x: torch.repeat_interleave(x.long()),
-        lambda x: range(4)[x.long()[0]],
         lambda x: 1 if x[0] else 0,
     ],
 )
@@ -37,19 +27,6 @@ def test_waiting_is_noticed(waits: Callable[[torch.Tensor], Any]) -> None:
     with watcher.watching():
         waits(torch.tensor([1.0, 0.0, 2.0]))
     assert watcher.found
-
-
-def test_what_needs_no_waiting_is_let_through() -> None:
-    x = torch.tensor([1.0, 0.0, 2.0])
-    watcher = NoWaiting()
-    with watcher.watching():
-        index = x.argsort()
-        x[index] = x.index_select(0, index).clamp(min=0.5)
-        x.masked_fill_(x > 1, 0.0)
-        with watcher.allowed():
-            assert x.tolist()
-    assert not watcher.found
-    assert x.tolist()
 
 
 @pytest.mark.engine

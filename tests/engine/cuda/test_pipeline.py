@@ -4,7 +4,8 @@
 import dataclasses
 import shutil
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,6 @@ from redrafter_testing.engines import front_end, inside_worker, layers_of_other_
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache, run_with_aborts
 from redrafter_testing.engines.interpreted_engine import ENVIRONMENT, interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
-from redrafter_testing.models.families.chained import CHAINED
-from redrafter_testing.models.families.family import Family
-from redrafter_testing.models.families.gemma import GEMMA
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
@@ -29,14 +27,9 @@ from vllm_redrafter.engine.cuda import pipeline
 from vllm_redrafter.utils.errors import ConfigError
 
 SAMPLINGS = tuple(few_tokens.SAMPLING)
-PROCESSES: Mapping[str, Any] = {
-    "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-    "skip_tokenizer_init": True,
-}
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 # Prompts are read in chunks; of second answers, not all fit into the KV cache to their end.
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 14, "max_model_len": 192}
-VERIFIED = {"Gemma3ForCausalLM": "explored", "FalconH1ForCausalLM": "chain"}
-"""How, by family: the first one's embedding is scaled, and its layers differ."""
 
 Answers = dict[str, list[list[int]]]
 
@@ -78,19 +71,31 @@ def plain(target: Path) -> Answers:
         return conversations(llm)
 
 
+def stages(
+    number: int,
+    target: Path,
+    drafter: Path,
+    shape: Mapping[str, Any] = {"num_speculative_tokens": 8},
+    setup: Callable[[], None] = schedule_asynchronously,
+    **arguments: Any,
+) -> AbstractContextManager[Engine]:
+    return interpreted_engine(
+        target,
+        setup=setup,
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        skip_tokenizer_init=True,
+        speculative_config={"model": str(drafter), **shape},
+        pipeline_parallel_size=number,
+        **arguments,
+    )
+
+
 @pytest.mark.engine
 def test_two_stages_with_chunks_prefix_caching_preemption_and_aborts(
     target: Path, fused_drafter: Path, plain: Answers
 ) -> None:
-    speculative = {"num_speculative_tokens": 8, "context_matches": 2}
-    with interpreted_engine(
-        target,
-        setup=schedule_asynchronously,
-        speculative_config={"model": str(fused_drafter), **speculative},
-        pipeline_parallel_size=2,
-        **PROCESSES,
-        **TIGHT,
-    ) as llm:
+    shape = {"num_speculative_tokens": 8, "context_matches": 2}
+    with stages(2, target, fused_drafter, shape, **TIGHT) as llm:
         answers = llm.call(run_with_aborts, opening("greedy"), [1, 2], 12)
         for index in (0, 3):
             assert single_tokens_of([answers[index]]) == [plain["greedy, first"][index]]
@@ -98,7 +103,7 @@ def test_two_stages_with_chunks_prefix_caching_preemption_and_aborts(
         assert conversations(llm) == plain
         assert llm.counter("vllm:num_preemptions") > 0
         assert llm.counter("vllm:prefix_cache_hits") > 500
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 100
+        assert llm.counter(ACCEPTED) > 100
         earlier, last = llm.rpc("redrafter_stats")
         assert earlier["verifications"] == 0 < last["verifications"]
 
@@ -108,18 +113,11 @@ def test_three_stages_and_reloaded_weights(
     target: Path, fused_drafter: Path, plain: Answers, tmp_path: Path
 ) -> None:
     drafter = shutil.copytree(fused_drafter, tmp_path / "drafter")
-    accepted = "vllm:spec_decode_num_accepted_tokens"
-    with interpreted_engine(
-        target,
-        setup=schedule_asynchronously,
-        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
-        pipeline_parallel_size=3,
-        **PROCESSES,
-    ) as llm:
+    with stages(3, target, drafter) as llm:
         for sampling in SAMPLINGS:
             answers = single_tokens_of(llm.run(opening(sampling)))
             assert answers == plain[f"{sampling}, first"]
-        before = llm.counter(accepted)
+        before = llm.counter(ACCEPTED)
         assert before > 20
         make_drafter(drafter, few_tokens.VOCAB, few_tokens.HIDDEN)
         with pytest.raises(RuntimeError, match="tensors are of other shapes than those in use"):
@@ -129,23 +127,15 @@ def test_three_stages_and_reloaded_weights(
         llm.rpc("reload_weights")
         llm.call(reset_prefix_cache)
         assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
-        assert llm.counter(accepted) > before + 10
+        assert llm.counter(ACCEPTED) > before + 10
 
 
 @pytest.mark.engine
 def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answers) -> None:
     """Recordings stand for graphs: those of the first stage give out what the second one reads."""
     shape = {"num_speculative_tokens": 8, "adaptive": False, "context_matches": 0}
-    with interpreted_engine(
-        target,
-        setup=recorded_graphs.use,
-        enforce_eager=False,
-        speculative_config={"model": str(fused_drafter), **shape},
-        pipeline_parallel_size=2,
-        max_num_seqs=4,
-        max_num_batched_tokens=120,
-        **PROCESSES,
-    ) as llm:
+    small = {"enforce_eager": False, "max_num_seqs": 4, "max_num_batched_tokens": 120}
+    with stages(2, target, fused_drafter, shape, recorded_graphs.use, **small) as llm:
         llm.rpc(recorded_graphs.replay, True)
         assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
         first, last = llm.rpc(recorded_graphs.how_often_replayed)
@@ -156,58 +146,19 @@ def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answer
 
 @pytest.mark.engine
 def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: Answers) -> None:
-    with interpreted_engine(
-        target,
-        setup=schedule_asynchronously,
-        speculative_config={"model": str(fused_drafter), "num_speculative_tokens": 8},
-        pipeline_parallel_size=2,
-        tensor_parallel_size=2,
-        **PROCESSES,
-    ) as llm:
+    with stages(2, target, fused_drafter, tensor_parallel_size=2) as llm:
         assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 10
+        assert llm.counter(ACCEPTED) > 10
         # A rank has 32 rows of the padded table.
         assert llm.rpc(inside_worker.rows_of_embedding) == [few_tokens.VOCAB, 0] * 2
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "family",
-    [f for f in (*GEMMA, *CHAINED) if f.architecture in VERIFIED],
-    ids=lambda family: family.name,
-)
-def test_two_stages_of_other_families(family: Family, tmp_path: Path) -> None:
-    target = family.make(tmp_path / "target")
-    drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
-    asked = family.questions(4, 20)
-    arguments: dict[str, Any] = {**PROCESSES, **family.arguments}
-    with interpreted_engine(target, skip_tokenizer_init=True) as alone:
-        expected = alone.run(asked)
-    with interpreted_engine(
-        target,
-        setup=schedule_asynchronously,
-        speculative_config={"model": str(drafter), "num_speculative_tokens": 3},
-        pipeline_parallel_size=2,
-        **arguments,
-    ) as llm:
-        assert llm.run(asked) == expected
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 1
-        assert llm.rpc(inside_worker.tree_policy) == [VERIFIED[family.architecture]] * 2
-
-
-@pytest.mark.engine
 def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
-    few_tokens_target: Path,
-    few_tokens_drafter: Path,
-    few_tokens_plain: Answers,
+    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Answers
 ) -> None:
-    with interpreted_engine(
-        few_tokens_target,
-        setup=layers_of_other_backends.derived_backend_with_async_scheduling,
-        speculative_config={"model": str(few_tokens_drafter), "num_speculative_tokens": 3},
-        pipeline_parallel_size=2,
-        **PROCESSES,
-    ) as llm:
+    setup = layers_of_other_backends.derived_backend_with_async_scheduling
+    with stages(2, few_tokens_target, few_tokens_drafter, setup=setup) as llm:
         answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
         assert answers == few_tokens_plain["greedy"][:4]
         assert llm.rpc(inside_worker.tree_policy) == ["chain", "chain"]
@@ -228,7 +179,7 @@ def test_a_front_end_shows_what_the_last_stage_counts(
 
 
 @pytest.mark.parametrize(
-    ("unread", "expected"), [(None, [0]), (4, [0]), (3, [0]), (2, [0]), (1, [0, 1]), (0, [0, 1, 2])]
+    ("unread", "expected"), [(None, [0]), (3, [0]), (2, [0]), (1, [0, 1]), (0, [0, 1, 2])]
 )
 def test_what_the_scheduler_has_read_is_compacted_before_a_step(
     unread: int | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
@@ -245,14 +196,8 @@ def test_what_the_scheduler_has_read_is_compacted_before_a_step(
     assert [id(step) for step in compacted] == [id(handler.queue[i]) for i in expected]
 
 
-class Model(nn.Module):
-    """Hands out hidden states of its layers, but not from one stage to the next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = EagleModelMixin()
-
-
 def test_layers_that_no_stage_hands_on_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"vLLM's Model does not hand them on .*--target-layers"):
-        pipeline.hand_on_aux_hidden_states(Model())
+    model = nn.Module()
+    model.model = EagleModelMixin()
+    with pytest.raises(ConfigError, match=r"vLLM's Module does not hand them on .*--target-layers"):
+        pipeline.hand_on_aux_hidden_states(model)

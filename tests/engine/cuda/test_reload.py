@@ -5,28 +5,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm import SamplingParams
 
 from redrafter_testing.engines import context_matching, inside_worker
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import memory_pool
-from redrafter_testing.models.tiny_models import make_small_target
-from redrafter_testing.requests import workloads
-from redrafter_testing.requests.answers import tokens_of
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
 from vllm_redrafter import load_drafter, save_drafter
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 pytestmark = pytest.mark.engine
 
-VOCAB = 24  # so few that a random drafter is often right
+VOCAB = few_tokens.VOCAB
 
 
-def generate(llm: Engine) -> list[list[list[int]]]:
-    """Greedy answers."""
-    prompts = [[2 + (5 * i + t * t) % (VOCAB - 2) for t in range(5 + 4 * i)] for i in range(4)]
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
-    return tokens_of(llm.run(workloads.Workload(prompts, [params] * len(prompts))))
+def generate(llm: Engine) -> list[list[int]]:
+    return single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
 
 
 def write_drafter(folder: Path, first: int, hidden_size: int = 64) -> Path:
@@ -39,12 +34,11 @@ def write_drafter(folder: Path, first: int, hidden_size: int = 64) -> Path:
     return folder
 
 
-def test_weights_come_back_in_place(tmp_path: Path) -> None:
+def test_weights_come_back_in_place(few_tokens_target: Path, tmp_path: Path) -> None:
     """And with them all that is made while they load: a GPU's memory pool has no other."""
-    target = make_small_target(tmp_path / "target", vocab_size=VOCAB)
     drafter = write_drafter(tmp_path / "drafter", first=1)
     with interpreted_engine(
-        target,
+        few_tokens_target,
         setup=memory_pool.use,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,  # it would keep what spoiled weights computed

@@ -16,13 +16,6 @@ from vllm_redrafter.engine.cuda.scheduler import TreeScheduler
 from vllm_redrafter.engine.cuda.verification import Verification
 
 
-def test_accepted_nodes_are_those_of_the_paths() -> None:
-    step = Verification(3, 4, torch.device("cpu"))
-    step.path[:] = torch.tensor([[0, 2, 3, -1, -1], [0, -1, -1, -1, -1], [0, 1, -1, -1, -1]])
-    accepted = step.accepted(2)
-    assert [row.nonzero().flatten().tolist() for row in accepted] == [[0, 2, 3], [0]]
-
-
 def test_a_cache_that_layers_share_is_moved_once_and_caches_may_differ_in_shape() -> None:
     local, wide = (torch.zeros(3, 1, 32, 2 * size) for size in (256, 512))
     step = Verification(1, 4, torch.device("cpu"))

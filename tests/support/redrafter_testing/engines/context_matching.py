@@ -12,11 +12,6 @@ def probabilities(worker: Any) -> list[Any]:
     return found.tolist()
 
 
-def stop(worker: Any) -> None:
-    """Nobody looks for continuations from here on."""
-    worker.model_runner.speculator.matching = None
-
-
 def reload_drafter(worker: Any) -> None:
     """As after sleep level 2."""
     speculator = worker.model_runner.speculator

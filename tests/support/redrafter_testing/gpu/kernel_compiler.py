@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -29,13 +29,11 @@ REGISTERS = 65536
 SYSTEM_SHARED = 1024
 """Bytes of shared memory that CUDA itself takes per thread block, from sm_80 on."""
 
-
 FEW_FMA = 64
 """Exponentials and scales take a few; a product of tiles takes hundreds."""
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """Limits of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per
     Compute Capability"): bytes of shared memory of a thread block and in all, warps and blocks.
     """
@@ -46,28 +44,24 @@ class Architecture:
     warps: int
     blocks: int
 
-    @property
-    def name(self) -> str:
-        return f"sm_{self.capability}"
-
 
 ARCHITECTURES = {
-    made.name: made
-    for made in (
-        Architecture(80, 166_912, 167_936, 64, 32),
-        Architecture(86, 101_376, 102_400, 48, 16),
-        Architecture(89, 101_376, 102_400, 48, 24),
-        Architecture(90, 232_448, 233_472, 64, 32),
-        Architecture(100, 232_448, 233_472, 64, 32),
-        Architecture(120, 101_376, 102_400, 48, 24),
+    f"sm_{limits[0]}": Architecture(*limits)
+    for limits in (
+        (80, 166_912, 167_936, 64, 32),
+        (86, 101_376, 102_400, 48, 16),
+        (89, 101_376, 102_400, 48, 24),
+        (90, 232_448, 233_472, 64, 32),
+        (100, 232_448, 233_472, 64, 32),
+        (120, 101_376, 102_400, 48, 24),
     )
 }
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel: registers per thread, stack bytes per thread (what was spilled), shared
-    bytes and warps per thread block, and how many blocks a multiprocessor holds (0: none fits).
+    """One compiled kernel: stack bytes per thread (what was spilled), shared bytes per thread
+    block, and how many blocks a multiprocessor holds (0: none fits).
 
     Attributes:
         instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
@@ -77,10 +71,8 @@ class Kernel:
     """
 
     name: str
-    registers: int
     stack: int
     shared: int
-    warps: int
     blocks: int
     instruction: str
     copy_bytes: int
@@ -167,11 +159,9 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (0x\w+|\d+)", ptx)
     return Kernel(
         name=name,
-        registers=registers,
         stack=stack,
         shared=shared,
-        warps=warps,
-        blocks=resident_blocks(architecture, registers, shared, warps),
+        blocks=_resident_blocks(architecture, registers, shared, warps),
         instruction=_matrix_instruction(ptx),
         copy_bytes=max((int(size, 0) for size in copies), default=0),
         ahead=_copies_ahead(kernel.asm["ttgir"]),
@@ -184,7 +174,7 @@ def _tool(name: str, *arguments: str) -> str:
     return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def resident_blocks(architecture: Architecture, registers: int, shared: int, warps: int) -> int:
+def _resident_blocks(architecture: Architecture, registers: int, shared: int, warps: int) -> int:
     if shared > architecture.block_shared:
         return 0
     per_warp = -(-registers * 32 // 256) * 256

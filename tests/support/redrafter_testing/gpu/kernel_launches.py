@@ -48,8 +48,6 @@ DTYPES = {
     "fp8": (torch.bfloat16, torch.float8_e4m3fn),
 }
 """Queries' and cache's, by the name of the cache's."""
-DRAFT_KERNELS = 6
-"""How many of `draft_cases` it takes to launch each kernel of a draft."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class Attention:
     window: bool = False
     cap: bool = False
     sinks: bool = False
-    lse: bool = False
 
     def __call__(self) -> None:
         """As engine/cuda/attention.py: K and V are halves of one row of 2 x head_dim."""
@@ -88,7 +85,6 @@ class Attention:
             sliding_window=1024 if self.window else 0,
             soft_cap=30.0 if self.cap else 0.0,
             sinks=torch.zeros(heads, dtype=query_dtype) if self.sinks else None,
-            lse=torch.zeros(self.nodes, heads) if self.lse else None,
             num_parts=self.parts,
         )
 
@@ -99,87 +95,61 @@ def integers(*shape: int) -> Tensor:
 
 def step_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     """The kernels around attention, by name."""
-    for most in (8, 32, 64, 127):
-        yield f"K {most}", partial(step, most + 1)
-    for width, length in ((4, 5), (8, 5), (32, 8), (64, 32)):
+    for max_nodes in (32, 127):
+        yield f"K {max_nodes}", partial(step, max_nodes + 1)
+    for width, length in ((8, 5), (64, 32)):
         yield f"beams {width}x{length}", partial(build, width, length)
 
 
-def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The draft's kernels, by name: one case of each first, DRAFT_KERNELS in all."""
-    yield "bf16 V 128k, 4 beams", lambda: level(torch.bfloat16, 128_256, 4)
-    yield "bf16 16 rows, state", lambda: state_layer(torch.bfloat16, 16)
-    yield "K 12, L 5", lambda: learn(13, 5)
-    yield "bf16 64 rows, gated", lambda: gated_layers(torch.bfloat16, 64)
-    yield "2 paths of 8, 32k tokens", lambda: match(2, 8, 32_768)
-    yield "bf16 V 128k, 128 candidates", lambda: candidates(torch.bfloat16, 128_256, 128, 4)
-    yield "bf16 16 rows", lambda: layers(torch.bfloat16, 16)
-    yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
-    yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
-    yield "bf16 64 rows", lambda: layers(torch.bfloat16, 64)
-    yield "fp32 16 rows", lambda: layers(torch.float32, 16)
-    yield "bf16 16 rows, gated", lambda: gated_layers(torch.bfloat16, 16)
-    yield "fp32 16 rows, gated", lambda: gated_layers(torch.float32, 16)
-    yield "fp32 V 32k, 128 candidates", lambda: candidates(torch.float32, 32_768, 128, 4)
-    yield "bf16 V 128k, 512 candidates", lambda: candidates(torch.bfloat16, 128_256, 512, 50)
-    yield "4 paths of 8, 1M tokens", lambda: match(4, 8, 2**20)
+HIDDEN, ROWS, VOCAB = 4096, 16, 128_256
+"""Of a draft's layers."""
 
 
-def level(dtype: torch.dtype, vocabulary: int, width: int) -> None:
+def draft_level(width: int = 4) -> None:
     """top_candidates and grow_beams, for one request's level after the first."""
-    top_candidates(torch.zeros(width, vocabulary, dtype=dtype), width)
+    top_candidates(torch.zeros(width, VOCAB, dtype=torch.bfloat16), width)
     found = torch.zeros(width, width)
     grow_beams(
         TopTokens(found, found.int(), found[0]),
         1,
         1,
         BeamBuffers(1, 5, width, "cpu"),
-        to_target=torch.zeros(vocabulary, dtype=torch.int64),
+        to_target=torch.zeros(VOCAB, dtype=torch.int64),
         survival=(torch.zeros(1), torch.zeros(5)),
     )
 
 
-def state_layer(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
+def recurrent_layer() -> None:
     """draft_layer with all that a state needs."""
-    x, weight = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, hidden, dtype=dtype)
-    looked_up = Product(x, weight, torch.zeros(rows, dtype=torch.int64))
-    continued = Product(x, weight, integers(rows))
+    x = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16)
+    weight = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
+    looked_up = Product(x, weight, torch.zeros(ROWS, dtype=torch.int64))
+    continued = Product(x, weight, integers(ROWS))
     draft_layer(looked_up, torch.zeros_like(x), continued, bias=x[0], silu=True)
 
 
-def layers(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
-    """draft_layer: the state, the input projection and a residual block."""
-    state_layer(dtype, rows, hidden)
-    x, out = torch.zeros(2, rows, hidden, dtype=dtype)
-    weight = torch.zeros(hidden, 2 * hidden, dtype=dtype)
-    condition = torch.zeros(rows // 4, hidden, dtype=dtype)
-    draft_layer(Product(x, weight[:, hidden:]), out, addend=condition)
-    draft_layer(Product(x, weight[:, :hidden]), out, bias=x[0], silu=True, residual=x)
-
-
-def gated_layers(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
+def gated_layers(rows: int = 64) -> None:
     """gated_cell, draft_layer as the gated head's residual block, and scale_normed."""
-    x, out = torch.zeros(2, rows, hidden, dtype=dtype)
-    weight = torch.zeros(2 * hidden, 2 * hidden, dtype=dtype)
+    x, out = torch.zeros(2, rows, HIDDEN, dtype=torch.bfloat16)
+    weight = torch.zeros(2 * HIDDEN, 2 * HIDDEN, dtype=torch.bfloat16)
     embedded = Rows(x, torch.zeros(rows, dtype=torch.int64))
     gated_cell(embedded, Rows(x, integers(rows)), weight, weight[0], out, 1e-6)
-    block = Product(x, weight[:hidden, :hidden])
+    block = Product(x, weight[:HIDDEN, :HIDDEN])
     draft_layer(block, out, bias=x[0], silu=True, residual=x, epsilon=1e-6)
     scale_normed(x, x[0], out, 1e-6)
 
 
-def candidates(dtype: torch.dtype, vocabulary: int, count: int, width: int) -> None:
+def candidates(count: int = 128, width: int = 4) -> None:
     """choose_candidates of 5 levels, and gather_dot and rank_candidates of one below the first."""
-    hidden = 4096
-    choose_candidates(torch.zeros(5, vocabulary, dtype=dtype), 1, count, width)
-    x, chosen = torch.zeros(width, hidden, dtype=dtype), integers(1, count)
-    weight = torch.zeros(count, hidden, dtype=dtype)
+    choose_candidates(torch.zeros(5, VOCAB, dtype=torch.bfloat16), 1, count, width)
+    x = torch.zeros(width, HIDDEN, dtype=torch.bfloat16)
+    chosen, weight = integers(1, count), torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
     for scale in (None, x[0]):
         gather_dot(x, weight, chosen, scale=scale, epsilon=1e-6)
     rank_candidates(torch.zeros(width, count), chosen, width)
 
 
-def learn(slots: int, depths: int, requests: int = 2) -> None:
+def learn(slots: int = 13, depths: int = 5, requests: int = 2) -> None:
     """observe_nodes."""
     tree = integers(requests, slots)
     observe_nodes(
@@ -193,20 +163,16 @@ def learn(slots: int, depths: int, requests: int = 2) -> None:
     )
 
 
-def match(paths: int, depth: int, tokens: int, requests: int = 2) -> None:
+def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 2) -> None:
     """find_matches; join_matches to a search of 4x5; observe_matches of trees of 12 nodes."""
     found = MatchBuffers(requests, paths, depth, tokens, "cpu")
     entries = torch.zeros(requests, dtype=torch.int64)
     find_matches(integers(requests, tokens), integers(requests), entries, 32_000, found)
     probabilities, temperatures = torch.zeros(2, LONGEST_MATCH, depth), torch.zeros(requests)
     nodes, scores = torch.zeros(requests, 5, 4, dtype=torch.int64), torch.zeros(requests, 5, 4)
-    join_matches(
-        SearchedNodes(nodes, nodes, scores, scores),
-        found,
-        probabilities,
-        temperatures,
-        JoinedBuffers(requests, (4, 5), (paths, depth), "cpu"),
-    )
+    joined = JoinedBuffers(requests, (4, 5), (paths, depth), "cpu")
+    searched = SearchedNodes(nodes, nodes, scores, scores)
+    join_matches(searched, found, probabilities, temperatures, joined)
     tree = integers(requests, 13)
     observe_matches(
         entries,
@@ -217,6 +183,10 @@ def match(paths: int, depth: int, tokens: int, requests: int = 2) -> None:
         torch.zeros(2, LONGEST_MATCH, depth, 2),
         probabilities,
     )
+
+
+DRAFT = (draft_level, recurrent_layer, learn, gated_layers, match, candidates)
+"""All kernels of a draft."""
 
 
 def step(slots: int, requests: int = 2) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which Triton kernels a decoding step launches."""
 
-ATTENTION = {"_attend_part", "_merge_parts"}
-
 AROUND_ATTENTION = {
     "_stage_trees",
     "_add_depths",

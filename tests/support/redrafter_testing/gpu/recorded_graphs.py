@@ -257,6 +257,21 @@ def use_as_a_gpu_with_long_contexts() -> None:
     tree_attention.plan_split = planned
 
 
+def use_for_chains(trims: bool) -> None:
+    """`use`, and vLLM's Triton attention; without `trims` it reads no batch that was trimmed on
+    the device, as that of recurrent layers."""
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+    from redrafter_testing.engines.interpreted_engine import use_triton_attention
+
+    use()
+    use_triton_attention()
+    if not trims:
+        TritonAttentionBackend.supports_device_cpu_query_lens_mismatch = classmethod(
+            lambda cls: False
+        )
+
+
 def how_keys_were_split(worker: Any) -> dict[int, int]:
     """For `Engine.rpc`."""
     return dict(split)

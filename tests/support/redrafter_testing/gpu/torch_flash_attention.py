@@ -2,6 +2,7 @@
 """FlashAttention in plain torch, for where there is no GPU; what vLLM does around it is real."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,20 +66,20 @@ def _of(cache: Tensor, blocks: Tensor, length: int, query: Tensor) -> Tensor:
     return rows.repeat_interleave(query.shape[1] // cache.shape[2], dim=1)
 
 
-def use() -> None:
+def use(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """In this process, layers that are made from here on find FlashAttention, whatever the dtype
-    and the platform."""
+    and the platform; `put` may undo what it sets."""
     from vllm.v1.attention.backends import flash_attn
 
     from redrafter_testing.gpu import torch_kv_cache
     from vllm_redrafter.engine.cuda import flash_attention
 
-    module: Any = flash_attn  # vLLM imports these on GPUs only
-    module.flash_attn_varlen_func = flash_attn_varlen_func
-    module.reshape_and_cache_flash = torch_kv_cache.reshape_and_cache_flash
-    module.get_flash_attn_version = lambda **_: 3
-    module.flash_attn_supports_sinks = lambda: True
-    flash_attention.obstacles = lambda layer, dtype: iter(())
+    # vLLM imports these on GPUs only.
+    put(flash_attn, "flash_attn_varlen_func", flash_attn_varlen_func)
+    put(flash_attn, "reshape_and_cache_flash", torch_kv_cache.reshape_and_cache_flash)
+    put(flash_attn, "get_flash_attn_version", lambda **_: 3)
+    put(flash_attn, "flash_attn_supports_sinks", lambda: True)
+    put(flash_attention, "obstacles", lambda layer, dtype: iter(()))
 
 
 def how_often_called(worker: Any) -> dict[str, int]:
