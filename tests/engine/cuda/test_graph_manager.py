@@ -11,7 +11,6 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu import cudagraph_utils
 
 from vllm_redrafter.engine.cuda.graph_manager import (
-    BatchGraphManager,
     DraftGraphManager,
     TreeGraphManager,
 )
@@ -31,7 +30,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def manager(
-    kind: type[BatchGraphManager] = TreeGraphManager,
+    kind: type[Any] = TreeGraphManager,
     *,
     requests: int = 256,
     budget: int = 8192,

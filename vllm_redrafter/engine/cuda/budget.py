@@ -312,12 +312,12 @@ class TreeBudget(AdaptiveVerificationManager):
             # confidences are of no draft, as its depths tell.
             known = self._has_tree[slots] & ((depths[:, 0] > 0) | (survival[:, 0] == 0))
             if known.any():
-                of_paths = by_level(survival[known], depths[known], self._depth)
+                of_paths = _by_level(survival[known], depths[known], self._depth)
                 self.match_profile.drafted(of_paths[:, :, : self._num_paths])
             return
         drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
         if drafted.any():
-            nodes = by_level(survival[drafted], depths[drafted], length)
+            nodes = _by_level(survival[drafted], depths[drafted], length)
             self.profile.drafted(nodes[:, :, : self._ranks])
 
     def _rates(self, requests: int, sampling: int, plain: int) -> Floats:
@@ -391,7 +391,7 @@ def arms_to_explore(lengths: Sequence[int]) -> tuple[int, ...]:
     return (longest,) if lengths[0] else (1, longest)
 
 
-def by_level(survival: Floats, depths: npt.NDArray[np.int32], length: int) -> Floats:
+def _by_level(survival: Floats, depths: npt.NDArray[np.int32], length: int) -> Floats:
     """Nodes [R, L, K] by level and rank within it, of survival [R, K] and depths [R, K] from 1 on.
 
     Survival descends along a request and is 0 where there is no node.

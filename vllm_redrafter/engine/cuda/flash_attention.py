@@ -30,7 +30,7 @@ def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
 
     Call it while the target is made, when torch's default dtype is the layer's.
     """
-    reason = next(obstacles(layer, torch.get_default_dtype()), None)
+    reason = next(_obstacles(layer, torch.get_default_dtype()), None)
     if reason is None:
         made = FlashAttentionImpl(
             layer.num_heads,
@@ -62,7 +62,7 @@ def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
     return None
 
 
-def obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
+def _obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
     """Why FlashAttention cannot read this layer's cache, or not as tree attention does."""
     capability = current_platform.get_device_capability()
     if not current_platform.is_cuda() or capability is None:
@@ -71,7 +71,7 @@ def obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
     if layer.head_size > LARGEST_HEAD:
         yield (
             f"beyond head size {LARGEST_HEAD} (this layer's is {layer.head_size}) only its version "
-            "4 has a kernel, on some GPUs, which nobody has tried beside trees"
+            "4 has a kernel, on some GPUs, untested beside trees"
         )
     if layer.kv_cache_dtype.startswith("fp8"):
         yield "with an fp8 cache it takes queries in fp8 as well, and trees' are not quantised"

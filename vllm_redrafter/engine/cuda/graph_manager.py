@@ -27,17 +27,17 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
     ModelCudaGraphManager,
 )
 
-from vllm_redrafter.engine.cuda.schedule import most_at_once, nodes_by_batch_size
+from vllm_redrafter.engine.cuda.schedule import max_admitted_rows, nodes_by_batch_size
 from vllm_redrafter.engine.speculation import Settings
 
 logger = init_logger("vllm.redrafter")
 
-MOST_WITH_PROMPTS = 2048
+MAX_PIECEWISE_ROWS = 2048
 """Rows of the largest piecewise graph. Without one, an H100 computed 857 rows of an 8B target for
 19 of 76 ms under the profiler (docs/numbers.md); that it waits at 2,000 rows as well is assumed."""
 
 
-class Tier(NamedTuple):
+class _Tier(NamedTuple):
     """Batches with one K: `rows` per request, root included, for `fewest` to `largest` requests."""
 
     rows: int
@@ -45,15 +45,7 @@ class Tier(NamedTuple):
     largest: int
 
 
-def tiers(nodes: Sequence[int]) -> list[Tier]:
-    """The tiers of a schedule: K for batches of 1, 2, ... requests."""
-    batches: dict[int, list[int]] = {}
-    for requests, k in enumerate(nodes, start=1):
-        batches.setdefault(k, []).append(requests)
-    return [Tier(k + 1, found[0], found[-1]) for k, found in batches.items()]
-
-
-def sizes_beyond(covered: int, max_rows: int, unit: int) -> list[int]:
+def _sizes_beyond(covered: int, max_rows: int, unit: int) -> list[int]:
     """Graph sizes from above `covered` rows to `max_rows`, multiples of `unit`, ascending.
 
     They pad no batch by more than an eighth or a unit: at most six per doubling.
@@ -66,7 +58,7 @@ def sizes_beyond(covered: int, max_rows: int, unit: int) -> list[int]:
     return sizes
 
 
-class BatchGraphManager(CudaGraphManager):
+class _BatchGraphManager(CudaGraphManager):
     """Graphs of uniform or varying rows per request, up to the largest batch."""
 
     def _init_candidates(self) -> None:
@@ -86,9 +78,8 @@ class BatchGraphManager(CudaGraphManager):
         """Steps that read prompts; nothing is added where vLLM has no piecewise graphs."""
         piecewise = self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])
         if piecewise:
-            largest = piecewise[0]
-            most = min(MOST_WITH_PROMPTS, self._most_scheduled())
-            sizes = reversed(list(sizes_beyond(largest.num_tokens, most, 1)))
+            largest, max_rows = piecewise[0], min(MAX_PIECEWISE_ROWS, self._max_scheduled())
+            sizes = reversed(_sizes_beyond(largest.num_tokens, max_rows, 1))
             added = self._with_adapters(replace(largest, num_tokens=rows) for rows in sizes)
             self._capture_descs[CUDAGraphMode.PIECEWISE] = [*added, *piecewise]
 
@@ -101,8 +92,8 @@ class BatchGraphManager(CudaGraphManager):
     def _variants(self, desc: BatchExecutionDescriptor) -> Sequence[BatchExecutionDescriptor]:
         return (desc,)
 
-    def _tiers(self) -> list[Tier]:
-        return [Tier(self.decode_query_len, 1, self.max_num_reqs)]
+    def _tiers(self) -> list[_Tier]:
+        return [_Tier(self.decode_query_len, 1, self.max_num_reqs)]
 
     def _kept(self, full: list[BatchExecutionDescriptor]) -> list[BatchExecutionDescriptor]:
         """vLLM's own; not with K by batch size, where it has each K for all batches."""
@@ -112,7 +103,7 @@ class BatchGraphManager(CudaGraphManager):
         """Graph sizes to add to vLLM's."""
         covered = max((desc.num_tokens for desc in self._kept(full)), default=0)
         if self.varlen_decode:
-            for rows in sizes_beyond(covered, self._most_admitted(), 1):
+            for rows in _sizes_beyond(covered, self._max_admitted(), 1):
                 yield BatchExecutionDescriptor(
                     CUDAGraphMode.FULL,
                     rows,
@@ -122,17 +113,17 @@ class BatchGraphManager(CudaGraphManager):
             return
         for tier in self._tiers():
             below = max(covered, (tier.fewest - 1) * tier.rows)
-            most = min(tier.largest * tier.rows, self._most_scheduled())
-            for rows in sizes_beyond(below, most, tier.rows):
+            largest = min(tier.largest * tier.rows, self._max_scheduled())
+            for rows in _sizes_beyond(below, largest, tier.rows):
                 requests = rows // tier.rows
                 yield BatchExecutionDescriptor(CUDAGraphMode.FULL, rows, requests, tier.rows)
 
-    def _most_scheduled(self) -> int:
+    def _max_scheduled(self) -> int:
         return int(self.vllm_config.scheduler_config.max_num_batched_tokens)
 
-    def _most_admitted(self) -> int:
-        most = self.max_num_reqs * self.decode_query_len
-        return min(most, self._most_scheduled(), most_at_once(self.vllm_config))
+    def _max_admitted(self) -> int:
+        largest = self.max_num_reqs * self.decode_query_len
+        return min(largest, self._max_scheduled(), max_admitted_rows(self.vllm_config))
 
     def _sort_candidates(self, full: list[BatchExecutionDescriptor]) -> None:
         """Offer a step the smallest full graph of each K, then the smallest piecewise one."""
@@ -151,7 +142,7 @@ class BatchGraphManager(CudaGraphManager):
             ]
 
 
-class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
+class TreeGraphManager(_BatchGraphManager, ModelCudaGraphManager):
     """The target's graphs; with `plain_steps`, of steps without drafts as well, whatever K is."""
 
     def __init__(self, *args: Any, plain_steps: bool = False, **kwargs: Any) -> None:
@@ -165,11 +156,14 @@ class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
                 full[0].num_tokens,
             )
 
-    def _tiers(self) -> list[Tier]:
-        found = tiers(nodes_by_batch_size(self.vllm_config))
+    def _tiers(self) -> list[_Tier]:
+        batches: dict[int, list[int]] = {}
+        for requests, k in enumerate(nodes_by_batch_size(self.vllm_config), start=1):
+            batches.setdefault(k, []).append(requests)
+        found = [_Tier(k + 1, sizes[0], sizes[-1]) for k, sizes in batches.items()]
         if not self._plain_steps:
             return found
-        return [*(tier for tier in found if tier.rows > 1), Tier(1, 1, self.max_num_reqs)]
+        return [*(tier for tier in found if tier.rows > 1), _Tier(1, 1, self.max_num_reqs)]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Outputs of graphs get buffers of the largest graph's rows.
@@ -186,11 +180,11 @@ class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
         super().__setattr__(name, value)
 
     def _of_largest(self, states: Tensor) -> Tensor:
-        most = max(desc.num_tokens for descs in self._capture_descs.values() for desc in descs)
-        return states.new_empty(most, *states.shape[1:])
+        largest = max(desc.num_tokens for descs in self._capture_descs.values() for desc in descs)
+        return states.new_empty(largest, *states.shape[1:])
 
 
-class DraftGraphManager(BatchGraphManager):
+class DraftGraphManager(_BatchGraphManager):
     """The draft's graphs, by batch size and length.
 
     A graph of vLLM's dispatch has a number of rows per request. A draft has one row, and the number

@@ -36,7 +36,7 @@ from vllm_redrafter.engine.request_options import requested_nodes
 from vllm_redrafter.utils.errors import ConfigError
 
 TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
-"""vLLM's own logits processors: what they need is known, and `needs_chain` says who needs it."""
+"""vLLM's own logits processors: what they need is known, and `_needs_chain` says who needs it."""
 
 
 class VerifyingState(ModelState):
@@ -63,7 +63,7 @@ class VerifyingState(ModelState):
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
         params = new_req_data.sampling_params
-        chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
+        chain = self._every_request_needs_chain or (params is not None and _needs_chain(params))
         most = self.table.config.num_speculative_tokens
         options = None if params is None else params.extra_args
         self.table.add_request(req_index, chain, requested_nodes(options, most))
@@ -172,7 +172,7 @@ def chain_state_class(base: type[ModelState]) -> type[VerifyingState]:
     return type(f"Chain{base.__name__}", (VerifyingState, base), {})
 
 
-def needs_chain(params: SamplingParams) -> bool:
+def _needs_chain(params: SamplingParams) -> bool:
     """Does vLLM apply something along the request's draft tokens, which must then be a chain?"""
     return bool(
         params.structured_outputs is not None

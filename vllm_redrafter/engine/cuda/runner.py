@@ -73,7 +73,7 @@ from vllm_redrafter.engine.cuda.pipeline import (
     of_all_stages,
 )
 from vllm_redrafter.engine.cuda.refusals import state_obstacles, without_graphs
-from vllm_redrafter.engine.cuda.schedule import most_at_once, most_rows
+from vllm_redrafter.engine.cuda.schedule import max_admitted_rows, max_step_rows
 from vllm_redrafter.engine.cuda.scheduler import PendingOutput
 from vllm_redrafter.engine.cuda.speculator import WITHOUT_BUDGET, TreeSpeculator
 from vllm_redrafter.engine.cuda.verification import TreeTable
@@ -227,9 +227,9 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
 
     def _dummy_sampler_run(self, hidden_states: Tensor) -> None:
         """Profile the logits of all nodes of a step; vLLM profiles one row per request."""
-        rows = min(most_rows(self.vllm_config), self.max_num_tokens)
+        rows = min(max_step_rows(self.vllm_config), self.max_num_tokens)
         if self.speculator is not None and self.speculator.enable_adaptive_verification:
-            rows = min(rows, most_at_once(self.vllm_config))
+            rows = min(rows, max_admitted_rows(self.vllm_config))
         some = torch.arange(rows, device=self.device) % hidden_states.shape[0]
         logits = self.model.compute_logits(hidden_states[some])
         super()._dummy_sampler_run(hidden_states)

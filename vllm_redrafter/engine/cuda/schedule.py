@@ -42,7 +42,7 @@ USUAL_RIDGE = 206
 """Rows, of GPUs that are not in the table: an H200's."""
 
 
-def ridge_of(device_name: str) -> int:
+def _ridge_of(device_name: str) -> int:
     """Rows from which on 16-bit products take longer than reading the weights."""
     for name, (operations, bandwidth) in GPUS.items():
         if re.search(rf"\b{name}\b", device_name):
@@ -50,7 +50,7 @@ def ridge_of(device_name: str) -> int:
     return USUAL_RIDGE
 
 
-def default_schedule(most_nodes: int, requests: int, ridge: int) -> list[tuple[int, int, int]]:
+def default_schedule(max_nodes: int, requests: int, ridge: int) -> list[tuple[int, int, int]]:
     """K by batch size, so that all nodes and roots are at most `ridge` rows.
 
     Returns vLLM's `num_speculative_tokens_per_batch_size`: (first, last, K), K being 0 from where a
@@ -58,7 +58,7 @@ def default_schedule(most_nodes: int, requests: int, ridge: int) -> list[tuple[i
     """
 
     def nodes(batch: int) -> int:
-        return max(0, min(most_nodes, ridge // batch - 1))
+        return max(0, min(max_nodes, ridge // batch - 1))
 
     runs = ((k, list(batches)) for k, batches in groupby(range(1, requests + 1), nodes))
     return [(batches[0], batches[-1], k) for k, batches in runs]
@@ -70,21 +70,22 @@ def nodes_by_batch_size(vllm_config: VllmConfig) -> Sequence[int]:
 
     speculative = vllm_config.speculative_config
     assert speculative is not None
-    most, requests = vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
+    max_nodes = vllm_config.num_speculative_tokens
+    requests = vllm_config.scheduler_config.max_num_seqs
     schedule = speculative.num_speculative_tokens_per_batch_size
     if schedule is None:
-        return [most] * requests
-    lookup: list[int] = build_dynamic_sd_schedule_lookup(schedule, requests, most)
+        return [max_nodes] * requests
+    lookup: list[int] = build_dynamic_sd_schedule_lookup(schedule, requests, max_nodes)
     return lookup[1:]
 
 
-def most_rows(vllm_config: VllmConfig) -> int:
+def max_step_rows(vllm_config: VllmConfig) -> int:
     """Nodes and roots of all requests in the largest step."""
     nodes = nodes_by_batch_size(vllm_config)
     return max(requests * (k + 1) for requests, k in enumerate(nodes, start=1))
 
 
-def most_at_once(vllm_config: VllmConfig) -> int:
+def max_admitted_rows(vllm_config: VllmConfig) -> int:
     """The rows that the adaptive budget admits: no more than are sampled in one chunk."""
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
@@ -109,7 +110,7 @@ def apply_default_schedule(vllm_config: VllmConfig) -> None:
     if (
         not (adaptive or given)
         and vllm_config.parallel_config.data_parallel_size == 1
-        and most_rows(vllm_config) > ridge
+        and max_step_rows(vllm_config) > ridge
     ):
         schedule = default_schedule(
             vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs, ridge
@@ -128,7 +129,7 @@ def apply_default_schedule(vllm_config: VllmConfig) -> None:
 
 def _warn_of_starved_prompts(vllm_config: VllmConfig) -> None:
     scheduler = vllm_config.scheduler_config
-    budget, rows = scheduler.max_num_batched_tokens, most_rows(vllm_config)
+    budget, rows = scheduler.max_num_batched_tokens, max_step_rows(vllm_config)
     if rows <= budget:
         return
     nodes = nodes_by_batch_size(vllm_config)
@@ -150,5 +151,5 @@ def _warn_of_starved_prompts(vllm_config: VllmConfig) -> None:
 def _ridge_here() -> int:
     from vllm.platforms import current_platform
 
-    # Elsewhere, under the interpreter, there is no name to know a GPU by.
-    return ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")
+    # Elsewhere, under the interpreter, no name identifies a GPU.
+    return _ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")

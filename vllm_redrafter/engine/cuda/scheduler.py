@@ -22,7 +22,7 @@ from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
 
 
 @dataclass
-class VerifiedOutput(ModelRunnerOutput):
+class _VerifiedOutput(ModelRunnerOutput):
     """A worker's output; `unverified` scheduled draft tokens by request, where there are any."""
 
     unverified: dict[str, int] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class PendingOutput(AsyncModelRunnerOutput):
         self._requests = input_batch.req_ids
         self._scheduled = input_batch.num_draft_tokens_per_req
 
-    def get_output(self) -> VerifiedOutput:
+    def get_output(self) -> _VerifiedOutput:
         """Wait for vLLM's copies to the host, and thereby for ours."""
         output = self._output.get_output()
         verified = 0 if self._num_nodes is None else self._num_nodes.numpy() - 1
         missing = zip(self._requests, (self._scheduled - verified).tolist(), strict=True)
-        return VerifiedOutput(**vars(output), unverified={r: n for r, n in missing if n > 0})
+        return _VerifiedOutput(**vars(output), unverified={r: n for r, n in missing if n > 0})
 
     def get_kv_connector_output(self) -> KVConnectorOutput | None:
         """vLLM 0.33 asks for it where `get_output` fails."""
@@ -67,7 +67,7 @@ class TreeScheduler(Scheduler):
     ) -> Any:
         """As vLLM does, with unverified tokens counted as invalid."""
         self._unread -= 1
-        if isinstance(model_runner_output, VerifiedOutput):
+        if isinstance(model_runner_output, _VerifiedOutput):
             # Both cut a tree's end off, so that the shorter rest is left.
             invalid = dict(scheduler_output.num_invalid_spec_tokens or {})
             for request, unverified in model_runner_output.unverified.items():
