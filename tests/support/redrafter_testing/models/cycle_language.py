@@ -17,10 +17,7 @@ HIDDEN_SIZE = 16
 
 
 class CycleTarget(nn.Module):
-    """A target that knows the language perfectly; its hidden state encodes the place in WORD.
-
-    A row's first tokens, as many as WORD has, tell where in WORD it starts.
-    """
+    """Knows the language: a hidden state encodes the place in WORD, which a row's start tells."""
 
     def __init__(self, confidence: float = 30.0) -> None:
         super().__init__()

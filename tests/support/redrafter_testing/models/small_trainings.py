@@ -39,11 +39,7 @@ def job(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
 
 
 def run(asked: TrainingJob, **arguments: bool) -> tuple[Any, str]:
-    """Train.
-
-    Returns:
-        (what `train` found, what it printed).
-    """
+    """What `train` found, and what it printed."""
     AcceleratorState._reset_state(reset_partial_state=True)
     console = Console(file=io.StringIO(), width=200)
     return train(asked, console, **arguments), console.file.getvalue()  # type: ignore[attr-defined]

@@ -65,10 +65,7 @@ def before_the_norm(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 def write_states_of(
     folder: Path, target: Path, data: Path, dtype: torch.dtype, layers: tuple[int, ...] = (1, 2)
 ) -> Path:
-    """A folder as capture writes it, computed from whole rows, as training itself does.
-
-    A row's states depend on what else is in the batch, in their last bits.
-    """
+    """A folder as capture writes it, computed from whole rows, as training itself does."""
     _, dataset = read_dataset(data)
     model = load_target(Target.open(target), dtype)
     lengths = row_lengths(dataset)
