@@ -28,7 +28,7 @@ from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset, write_shard
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates
-from vllm_redrafter.data.own_prompts import PromptFile
+from vllm_redrafter.data.own_prompts import _PromptFile
 from vllm_redrafter.data.rows import Row
 from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.speculative_config import Request, request_of, validated
@@ -445,9 +445,9 @@ def made_prompts(folder: Path) -> tuple[Path, Tried]:
     path = folder / "prompts.jsonl"
 
     def read(folder: Path) -> None:
-        PromptFile(path, {}).close()
+        _PromptFile(path, {}).close()
 
-    with closing(PromptFile(path, {})) as file:
+    with closing(_PromptFile(path, {})) as file:
         file.add([{"role": "user", "content": "Why?"}], attempt=3)
     return path, read
 

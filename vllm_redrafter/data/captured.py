@@ -19,15 +19,10 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 class CapturedRows:
-    """Rows with the target's hidden states.
+    """Rows of several folders in turn, with the hidden states of each folder in the same order.
 
-    Args:
-        rows: possibly of several folders, one after the other.
-        states: of each of these folders, in the same order.
-        hidden_size: H of the target.
-        layers: whose hidden states are wanted besides the last ones.
-
-    ConfigError: a row is longer than what was captured, a layer was not captured, or H differs.
+    `hidden_size` is the target's; `layers` are wanted besides the last one. ConfigError: a row is
+    longer than what was captured, a layer was not captured, or H differs.
     """
 
     def __init__(
@@ -93,10 +88,7 @@ def states_of(
 ) -> list[StoredStates]:
     """The hidden states of each data folder, matched by the fingerprint of the text.
 
-    Args:
-        folders: what capture wrote, in any order.
-        check_target: False accepts states of another target than the one that wrote the data.
-
+    With check_target False they may be of another target than the one that wrote the data.
     ConfigError: states of other data or of another target, or none for a data folder.
     """
     found: dict[str, StoredStates] = {}

@@ -48,12 +48,10 @@ _NO_TEXT = "with something else than text"
 
 
 class UnusableRow(ConfigError):
-    """A row that cannot be used, where the others can.
+    """A row that cannot be used, where the others can: `detail` says why.
 
-    Args:
-        at: where it was read, such as `prompts.jsonl, line 3`.
-        kind: common to rows of the same trouble, as in `rows that are not JSON`.
-        detail: what is wrong with this one.
+    `at` is where it was read, such as `prompts.jsonl, line 3`. `kind` is common to rows of the same
+    trouble, as in `rows that are not JSON`.
     """
 
     def __init__(self, at: str, kind: str, detail: str) -> None:

@@ -4,8 +4,7 @@
 ```
 DIR/
   dataset.json             DatasetInfo
-  shard-00000.parquet      the rows of the conversations 0 to shard_size - 1
-  shard-00001.parquet      and so on; a shard that exists is complete
+  shard-00000.parquet      the rows of the first conversations; a shard that exists is complete
   served.json              log-probabilities of a fixed text by the first server, if servers wrote
 ```
 
@@ -52,11 +51,9 @@ class DatasetInfo(FolderInfo):
     """How a folder's data was made: dataset.json.
 
     Attributes:
-        target: its folder or hub id, as it was given; only a name.
-        template_fingerprint: of its chat template; None where the prompts are plain text.
+        template_fingerprint: of the chat template; None where the prompts are plain text.
         num_conversations: prompts asked for; some may have been too long for any row.
         shard_size: conversations per shard.
-        system_prompt: for conversations without one of their own.
     """
 
     FILE, COMMAND, SHARD = "dataset.json", "generate-data", ("shard-", ".parquet")
@@ -100,11 +97,9 @@ def write_shard(folder: Path, shard: int, rows: Sequence[Row]) -> None:
 def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
     """Read all shards, in order.
 
-    The rows are mapped into memory from a temporary folder (`$TMPDIR`) that this process deletes
-    when it ends.
-
-    ConfigError: no dataset.json; a shard that is missing, damaged or of other data; no row, or a
-    broken one; or the disk with the temporary folder is full.
+    The rows are mapped into memory from a temporary folder (`$TMPDIR`) that goes away with the
+    process. ConfigError: shards that are missing, damaged or of other data; no row, or a broken
+    one; disk full.
     """
     folder = Path(folder).expanduser()
     info = DatasetInfo.load(folder)

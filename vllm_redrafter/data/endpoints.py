@@ -8,7 +8,6 @@ import json
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -71,22 +70,12 @@ def _address(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-@dataclass(eq=False)
-class _Server:
-    client: _Client
-    model: str
-    """Its name for the target."""
-    running: int = 0
-
-
 class EndpointEngine:
     """Servers that let the target answer: a `TargetEngine`; the least busy one is asked.
 
     The setting `in_flight` is for each server. A server that fails is left out, and `console` says
     so. The data's folder `output` keeps the first server's log-probabilities of a fixed text.
-
-    Raises:
-        ConfigError: a server serves something else, or none answers.
+    ConfigError: a server serves something else, or none answers.
     """
 
     def __init__(
@@ -106,7 +95,7 @@ class EndpointEngine:
         self._clients = [
             _Client(address, settings.sampling, endpoints.request_timeout) for address in addresses
         ]
-        self._servers: list[_Server] = []
+        self._servers: list[_Client] = []
         self._troubles: list[str] = []
         self._tasks: set[asyncio.Task[TurnAnswer]] = set()
         try:
@@ -144,7 +133,8 @@ class EndpointEngine:
     async def _start(self, target: _ServedTarget) -> None:
         async def check(client: _Client) -> None:
             try:
-                self._servers.append(_Server(client, await target.check(client)))
+                await target.check(client)
+                self._servers.append(client)
             except _Down as error:
                 self._note(client, error)
 
@@ -157,11 +147,11 @@ class EndpointEngine:
             server = min(self._servers, key=lambda server: server.running)
             server.running += 1
             try:
-                return await server.client.answer(server.model, turn)
+                return await server.answer(turn)
             except _Down as error:
                 if server in self._servers:
                     self._servers.remove(server)
-                    self._note(server.client, error)
+                    self._note(server, error)
             finally:
                 server.running -= 1
         raise self._none_left()
@@ -193,11 +183,12 @@ class _Down(Exception):
 class _Client:
     """One server, at an address without /v1; an answer may take `seconds`, retries included.
 
-    A question may raise a `_Down` (another server may answer) or a ConfigError (it is refused).
+    `model` is its name for the target, when that is known. A question may raise a `_Down` (another
+    server may answer) or a ConfigError (it is refused).
     """
 
     def __init__(self, address: str, sampling: SamplingSettings, seconds: float) -> None:
-        self.address = address
+        self.address, self.model, self.running = address, "", 0
         self._sampling, self._seconds = sampling, seconds
         self._openai = openai.AsyncOpenAI(
             base_url=f"{address}/v1",
@@ -219,13 +210,13 @@ class _Client:
 
         return await self._ask(self._openai.models.list(), read, CHECK_SECONDS)
 
-    async def tokens(self, model: str, text: str) -> list[int]:
+    async def tokens(self, text: str) -> list[int]:
         """How it tokenizes a text."""
-        url, body = f"{self.address}/tokenize", {"model": model, "prompt": text}
+        url, body = f"{self.address}/tokenize", {"model": self.model, "prompt": text}
         asked: Awaitable[Any] = self._openai.post(url, cast_to=object, body=body)
         return await self._ask(asked, lambda found: list(map(int, found["tokens"])), CHECK_SECONDS)
 
-    async def prompt_log_probs(self, model: str, prompt: Sequence[int]) -> list[float]:
+    async def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
         """The log-probability of each token of a prompt but the first."""
 
         def read(completion: Any) -> list[float]:
@@ -233,9 +224,9 @@ class _Client:
             pairs = zip(prompt[1:], given, strict=True)
             return [float(places[str(token)]["logprob"]) for token, places in pairs]
 
-        return await self._complete(model, prompt, 1, {"prompt_logprobs": 1}, read)
+        return await self._complete(prompt, 1, {"prompt_logprobs": 1}, read)
 
-    async def answer(self, model: str, turn: OpenTurn) -> TurnAnswer:
+    async def answer(self, turn: OpenTurn) -> TurnAnswer:
         sampling = self._sampling
         asked = {
             "temperature": sampling.temperature,
@@ -251,7 +242,7 @@ class _Client:
                 raise ValueError("another prompt than was asked")
             return tokens, choice.finish_reason
 
-        tokens, reason = await self._complete(model, turn.prompt, turn.max_tokens, asked, read)
+        tokens, reason = await self._complete(turn.prompt, turn.max_tokens, asked, read)
         if reason not in ("stop", "length"):
             raise _Down(f"it ended an answer with {reason!r}")
         if reason == "length" and len(tokens) < turn.max_tokens:
@@ -266,14 +257,13 @@ class _Client:
 
     async def _complete(
         self,
-        model: str,
         prompt: Sequence[int],
         max_tokens: int,
         asked: dict[str, Any],
         read: Callable[[Any], T],
     ) -> T:
         created = self._openai.completions.create(
-            model=model, prompt=list(prompt), max_tokens=max_tokens, extra_body=NEUTRAL | asked
+            model=self.model, prompt=list(prompt), max_tokens=max_tokens, extra_body=NEUTRAL | asked
         )
         return await self._ask(created, read, self._seconds)
 
@@ -321,15 +311,15 @@ class _ServedTarget:
             )
         self.max_model_len = int(length)
 
-    async def check(self, client: _Client) -> str:
-        """The server's name for the target; ConfigError where it serves something else."""
-        name, length = self._find(client.address, await client.models())
+    async def check(self, client: _Client) -> None:
+        """Set the client's name for the target; ConfigError where it serves something else."""
+        client.model, length = self._find(client.address, await client.models())
         if length < self.max_model_len:
             raise ConfigError(
                 f"endpoint {client.address} allows {length} tokens, and {self.max_model_len} may "
                 f"be asked for: give --max-model-len, at most {length}"
             )
-        found = await client.tokens(name, TEXT)
+        found = await client.tokens(TEXT)
         if found != self._tokens:
             raise ConfigError(
                 f"endpoint {client.address} has another tokenizer than {self._target!r}: the same "
@@ -337,8 +327,7 @@ class _ServedTarget:
                 "same files"
             )
         prompt = self._tokens[: min(COMPARED_TOKENS, self.max_model_len - 1)]
-        self._check_weights(client.address, await client.prompt_log_probs(name, prompt))
-        return name
+        self._check_weights(client.address, await client.prompt_log_probs(prompt))
 
     def _find(self, address: str, models: list[tuple[str, str, int]]) -> tuple[str, int]:
         for name, root, length in models:

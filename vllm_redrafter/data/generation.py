@@ -22,7 +22,7 @@ from vllm_redrafter.data.output_folder import Part
 from vllm_redrafter.data.rows import Row
 from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target import Target
-from vllm_redrafter.data.turns import Dialogue, OpenTurn, PromptRenderer, TargetEngine, TurnAnswer
+from vllm_redrafter.data.turns import Dialogue, OpenTurn, PromptRenderer, TargetEngine
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -32,12 +32,10 @@ class GenerationSummary:
     """What one run did; shards that were there before are not counted.
 
     Attributes:
-        conversations: finished ones, the skipped ones among them.
         cut_answers: those that reached `max_tokens`.
         truncated: conversations that lost turns or tokens, because `max_model_len` was reached.
         skipped: conversations whose first prompt is too long already: they have no row.
         ended: conversations with a turn that could not be asked after the answers before it.
-        seconds: from the first prompt to the last shard; the start of the engine is not counted.
         tokens_per_step: per request and step of the target; None without a drafter.
     """
 
@@ -89,16 +87,11 @@ def generate_data(
     settings: GenerationSettings | None = None,
     console: Console | None = None,
 ) -> GenerationSummary:
-    """Let the target answer the prompts, and write the answers as training data.
+    """Let the target, a folder or hub id, answer the prompts, and write a folder of `dataset.py`.
 
     Finished shards are kept. The same settings give the same data, in any number of runs and parts,
     but for rounding in batches of other sizes. Prompts that the target cannot be asked are left
-    out.
-
-    Args:
-        target: a folder, or a hub id.
-        output: a folder of the format of `dataset.py`.
-        start_engine: starts the target, such as `OfflineEngine` with vLLM.
+    out. `start_engine` starts the target, such as `OfflineEngine` with vLLM.
 
     ConfigError: a prompt, target or folder that cannot work; the folder holds data of other
     settings; another process writes this part; the disk is full.
@@ -120,11 +113,11 @@ def generate_data(
                     summary.tokens_per_step = engine.tokens_per_step()
         finally:
             finished = set(info.finished_shards(output))
+            rest = ""
             if not finished.issuperset(own):
                 rest = "; the same command continues"
-            else:
-                whole = finished.issuperset(range(info.num_shards))
-                rest = "" if whole else "; other parts are missing still"
+            elif not finished.issuperset(range(info.num_shards)):
+                rest = "; other parts are missing still"
             line = f"{len(finished)} of {info.num_shards} shards are finished in {output}{rest}"
             console.print(line, markup=False)
     return summary
@@ -200,17 +193,14 @@ class _Generation:
             self._admit()
             for answer in self._engine.answers(self._waiting):
                 self._summary.seconds = time.monotonic() - started
-                self._take(answer)
+                self._summary.answers += 1
+                self._summary.tokens += len(answer.tokens)
+                dialogue = self._running.pop(answer.conversation)
+                dialogue.take(answer)
+                self._go_on(dialogue)
                 self._admit()
                 status = f"{self._summary.tokens / (self._summary.seconds or 1):.0f} tokens/s"
                 progress.update(task, completed=self._summary.conversations, status=status)
-
-    def _take(self, answer: TurnAnswer) -> None:
-        self._summary.answers += 1
-        self._summary.tokens += len(answer.tokens)
-        dialogue = self._running.pop(answer.conversation)
-        dialogue.take(answer)
-        self._go_on(dialogue)
 
     def _admit(self) -> None:
         """Start new conversations where there is room for them."""

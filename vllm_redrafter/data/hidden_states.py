@@ -5,7 +5,6 @@
 STATES/
   states.json                  StatesInfo
   states-00000.safetensors     the rows of the first shard; a shard that exists is complete
-  states-00001.safetensors     and so on
 ```
 
 A shard holds a tensor per row of the data, `row-0` and so on, [T-1, (1 + n) H] in the target's
@@ -42,13 +41,10 @@ class StatesInfo(FolderInfo):
     """What a folder's hidden states are: states.json.
 
     Attributes:
-        target: its folder or hub id, as it was given; only a name.
         num_tokens: of the rows, each cut to max_length.
-        max_length: rows were cut to this many tokens.
         hidden_size: H.
-        dtype: of the hidden states, as torch calls it: `bfloat16`.
+        dtype: as torch calls it: `bfloat16`.
         shard_tokens: a shard has rows of at most this many tokens together, or one longer row.
-        target_layers: those n, in ascending order.
     """
 
     FILE, COMMAND, SHARD = "states.json", "capture", ("states-", ".safetensors")
@@ -121,11 +117,7 @@ def write_states(folder: Path, shard: int, states: Mapping[int, Tensor]) -> None
 class StoredStates:
     """The hidden states of a data folder's rows, read from disk when asked for.
 
-    Args:
-        folder: what capture wrote.
-        lengths: of the data's rows, uncut.
-
-    ConfigError: no states there, others, or not all of them.
+    `lengths` are those of the data's rows, uncut. ConfigError: no states, others, or not all.
     """
 
     def __init__(self, folder: Path, lengths: np.ndarray) -> None:

@@ -98,15 +98,12 @@ def make_prompts(
     settings: PromptSettings | None = None,
     console: Console | None = None,
 ) -> PromptSummary:
-    """Let the target write prompts into a file that `generate-data` reads.
+    """Let the target, a folder or hub id, write prompts into a file that `generate-data` reads.
 
-    Args:
-        target: a folder, or a hub id.
-        output: the file: JSON lines, each with `messages` and the number of the attempt.
-        start_engine: starts the target, such as `OfflineEngine` with vLLM.
-
-    ConfigError: no such target, one without a chat template or without embeddings of what it
-    writes; a file that holds something else; or attempts bring nothing new any more.
+    The file has JSON lines, each with `messages` and the number of the attempt. `start_engine`
+    starts the target, such as `OfflineEngine` with vLLM. ConfigError: no such target, one without a
+    chat template or without embeddings of what it writes; a file that holds something else; or
+    attempts bring nothing new any more.
     """
     settings, console = settings or PromptSettings(), console or Console()
     opened = Target.open(target)
@@ -125,7 +122,7 @@ def make_prompts(
         "min_characters": MIN_CHARACTERS,
         **asdict(settings.sampling),
     }
-    with closing(PromptFile(output, made_with)) as file:
+    with closing(_PromptFile(output, made_with)) as file:
         summary = PromptSummary(found=len(file))
         if len(file) < settings.num:
             console.print(f"starting the engine with {target}", markup=False)
@@ -146,7 +143,7 @@ class _Attempts:
         tokenizer: Any,
         place: _TurnPlace,
         settings: PromptSettings,
-        file: PromptFile,
+        file: _PromptFile,
         summary: PromptSummary,
     ) -> None:
         self._engine, self._tokenizer, self._place = engine, tokenizer, place
@@ -223,7 +220,7 @@ def _messages(system_prompt: str | None, text: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": text}]
 
 
-class PromptFile:
+class _PromptFile:
     """A file of different prompts, each with the number of the attempt that made it.
 
     PATH.made-with.json beside it has `made_with`, all that the prompts depend on. ConfigError: the

@@ -36,13 +36,9 @@ def read_prompts(source: str, split: str | None = None) -> tuple[list[Conversati
     """Read prompts for the target to answer, and which rows had to be left out.
 
     A file's ending gives its format: `.txt` (a line is a prompt), `.jsonl`, `.json` (a list) and
-    `.parquet`, with rows of any form of `conversation_rows.py`.
-
-    Args:
-        source: a file, the id of a dataset on the hub, or a folder that `datasets` can load.
-        split: of the dataset; None is its `train` split.
-
-    ConfigError: no such source, one that cannot be read, or no usable prompt at all.
+    `.parquet`, with rows of any form of `conversation_rows.py`. Other sources are the id of a
+    dataset on the hub, or a folder that `datasets` can load; `split` is `train` by default.
+    ConfigError: it cannot be read, or has no usable prompt at all.
     """
     usable, left_out = [], LeftOut()
     for at, row in _rows(source, split):
@@ -140,7 +136,7 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
 
 
 def _rows_of(batch: Any) -> Iterator[Any]:
-    """A batch's rows; the error stands for a row whose text is not UTF-8."""
+    """A batch's rows; an error stands for a row whose text is not UTF-8."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError as error:

@@ -27,10 +27,9 @@ class TextRow:
 
     Attributes:
         tokens: [T] int64.
-        generated: [T] bool, True where the target wrote the token; prompts are context, and
-            nothing is learnt or measured from predicting them. The first token is a prompt's.
-        hidden: [T, H], the target's last hidden states, where they have been captured; that of
-            the last token is 0.
+        generated: [T] bool, True where the target wrote the token. The others (the first token is
+            one) are context: nothing is learnt or measured from predicting them.
+        hidden: [T, H], the target's last hidden states if captured; that of the last token is 0.
     """
 
     tokens: Tensor

@@ -23,12 +23,8 @@ from vllm_redrafter.utils.errors import ConfigError
 class WrittenData:
     """The rows of one or several folders, one folder after the other.
 
-    Attributes:
-        infos, parts: of each folder, how its data was made, and its rows.
-        dataset: all rows.
-        conversations: [rows] int64, which conversation each row is of. Folders that answer the
-            same prompts (greedily and sampled, say) share their conversations: one that is held
-            out is held out everywhere.
+    `conversations` is [rows] int64. Folders that answer the same prompts (greedily and sampled,
+    say) share their conversations: one that is held out is held out in all of them.
     """
 
     infos: tuple[DatasetInfo, ...]
@@ -52,7 +48,7 @@ class TrainingData:
     held_out: DatasetRows
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise a ConfigError unless the data was written with a vocabulary of this size."""
+        """Refuse data that was written with a vocabulary of another size."""
         for info in self.infos:
             if size != info.vocab_size:
                 raise ConfigError(
@@ -103,8 +99,7 @@ def read_checked(
 ) -> tuple[DatasetInfo, Any]:
     """Read a data folder; a ConfigError refuses data of another target or tokenizer.
 
-    With check_target False, another target with the same tokenizer may have written it, such as a
-    quantised copy.
+    Without check_target, it may be of another target with this tokenizer, such as a quantised copy.
     """
     info, dataset = read_dataset(folder)
     ours = tokenizer_fingerprint(target.tokenizer)

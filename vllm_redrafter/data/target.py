@@ -20,11 +20,7 @@ from vllm_redrafter.utils.hub import check_within_reach
 class EmbeddedTokens:
     """The tokens that a target has a row of its embedding for; an engine dies of any other.
 
-    A tokenizer may know more: tokens that were added to it, and not to the model.
-
-    Args:
-        tokenizer: of transformers.
-        num_rows: of the embedding; the token ids are below it.
+    A tokenizer may know more: tokens that were added to it, and not to the model's `num_rows` rows.
     """
 
     def __init__(self, tokenizer: Any, num_rows: int) -> None:
@@ -45,12 +41,7 @@ class EmbeddedTokens:
 
 @dataclass(frozen=True)
 class Target:
-    """A target whose config.json has been read, once: passed on in place of its name.
-
-    Attributes:
-        name: a folder, or a hub id.
-        config: transformers' configuration.
-    """
+    """A target, a folder or hub id, whose config.json has been read once."""
 
     name: str
     config: Any

@@ -19,14 +19,9 @@ from vllm_redrafter.utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class OpenTurn:
-    """A turn that waits for the target's answer.
+    """A conversation's turn, by number, that waits for the target's answer to `prompt`, token ids.
 
-    Attributes:
-        conversation: its index.
-        turn: which of the conversation's answers.
-        prompt: token ids of all that comes before the answer.
-        max_tokens, seed: of the answer.
-        stop_token, stop_text: end the answer, as EOS does.
+    `stop_token` and `stop_text` end the answer, as EOS does.
     """
 
     conversation: int
@@ -59,10 +54,9 @@ class TargetEngine(Protocol):
         """How many conversations it works on at once; may change."""
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
-        """Yield answers in the order in which they are finished.
+        """Yield answers as they are finished, until `waiting` is empty and no turn is in flight.
 
-        Turns are taken from `waiting`, to which the caller adds between two answers. The iterator
-        ends when `waiting` is empty and no turn is being answered.
+        The caller adds to `waiting` between two answers.
         """
 
     def tokens_per_step(self) -> float | None:
@@ -150,8 +144,8 @@ class Dialogue:
     """A conversation while it is being written, turn after turn.
 
     A row goes on as long as a turn's prompt begins with exactly the tokens so far, answers
-    included. Where a chat template rewrites what was said before, or an answer's text has other
-    tokens than those that were drawn, a new row begins: a token counts in its own context alone.
+    included. A new row begins where a chat template rewrites what was said before, or an answer's
+    text has other tokens than those that were drawn.
 
     Attributes:
         truncated: turns or tokens are missing, because `max_model_len` was reached.
