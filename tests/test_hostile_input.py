@@ -468,14 +468,7 @@ def places(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 )
 @pytest.mark.parametrize(
     "make",
-    [
-        drafter_config,
-        sizes_without_weights,
-        data_info,
-        captured_info,
-        progress,
-        made_prompts,
-    ],
+    [drafter_config, sizes_without_weights, data_info, captured_info, progress, made_prompts],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_any_number_of_a_file_may_be_this_one(

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_redrafter.cli.options import TargetName, is_given, quiet_vllm
-from vllm_redrafter.data.settings import (
-    EndpointSettings,
-    GenerationSettings,
-    PromptSettings,
-)
+from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, PromptSettings
 from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,13 +17,7 @@ if TYPE_CHECKING:
 
     from vllm_redrafter.data.target import Target
 
-OF_THE_SERVERS = (
-    "drafter",
-    "spec_tokens",
-    "dtype",
-    "tensor_parallel_size",
-    "engine_args",
-)
+OF_THE_SERVERS = ("drafter", "spec_tokens", "dtype", "tensor_parallel_size", "engine_args")
 """Options that mean nothing with --endpoint: the servers were started with them."""
 OF_ENDPOINTS = ("served_name", "request_timeout")
 """Options that mean nothing without --endpoint."""

@@ -20,11 +20,7 @@ TargetName = Annotated[
 
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take settings dataclasses, and dataclasses of them; each setting is an option.
-
-    Raises:
-        TypeError: two options have the same name.
-    """
+    """Let a command take (nested) settings dataclasses; each setting is an option."""
     hints = get_type_hints(command, include_extras=True)
     parameters: list[Parameter] = []
     for parameter in signature(command).parameters.values():
@@ -34,9 +30,6 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
         else:
             plain = parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY)
             parameters.append(plain)
-    names = [parameter.name for parameter in parameters]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise TypeError(f"{command.__name__}: two options are named {', '.join(twice)}")
 
     @wraps(command)
     def run(**values: Any) -> None:

@@ -45,7 +45,7 @@ BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
-class ShapeResult:
+class _ShapeResult:
     """One shape of the grid, and what a step of it is assumed to cost; a plain step is 1."""
 
     shape: ReDrafterConfig
@@ -74,8 +74,8 @@ class Evaluation:
         by_candidates: of the fastest shape by number of candidates, see `compare_candidates`.
     """
 
-    results: list[ShapeResult]
-    best: ShapeResult
+    results: list[_ShapeResult]
+    best: _ShapeResult
     served: ReDrafterConfig
     config: EvaluationConfig
     accuracy: Tensor
@@ -115,7 +115,7 @@ def evaluate_shapes(
     grid: Sequence[ReDrafterConfig],
     config: EvaluationConfig,
     console: Console | None = None,
-) -> list[ShapeResult]:
+) -> list[_ShapeResult]:
     """Replay the decoding of target-written text with every shape.
 
     Raises:
@@ -134,7 +134,7 @@ def evaluate_shapes(
     if not totals[0].steps:
         raise ConfigError("evaluation: the text has no answer of two tokens or more")
     costs = map(config.step_cost, grid)
-    return [ShapeResult(*result) for result in zip(grid, totals, costs, strict=True)]
+    return [_ShapeResult(*result) for result in zip(grid, totals, costs, strict=True)]
 
 
 @torch.no_grad()

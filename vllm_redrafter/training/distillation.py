@@ -32,7 +32,7 @@ from vllm_redrafter.training.teachers import MixedTeacher, Rows, Teacher
 from vllm_redrafter.utils.errors import ConfigError
 
 
-class Predictions(NamedTuple):
+class _Predictions(NamedTuple):
     """All that the drafter predicts in a batch: N rows, ordered by the position of their teacher.
 
     Attributes:
@@ -69,7 +69,7 @@ def predictions(
     target: TargetOutputs,
     num_steps: int,
     of_selector: bool = False,
-) -> Predictions:
+) -> _Predictions:
     """Unroll the drafter L steps from every position, and keep the rows that count.
 
     `generated`, [B, T] bool, marks tokens that the target wrote. With `of_selector` features are
@@ -97,7 +97,7 @@ def predictions(
     first_step = 1 if of_selector else 0
     start_of, step_of = torch.cat(starts[first_step:]), torch.cat(steps[first_step:])
     order = (start_of + step_of).argsort(stable=True)
-    return Predictions(torch.cat(features[first_step:])[order], start_of[order], step_of[order])
+    return _Predictions(torch.cat(features[first_step:])[order], start_of[order], step_of[order])
 
 
 def _unrolled_features(
@@ -126,7 +126,7 @@ def _selector_features(
         yield features[:, : -1 - depth, depth][counted]
 
 
-class DistillationLoss(NamedTuple):
+class _Loss(NamedTuple):
     """A scalar that backward starts from; and [L], detached, the sum of each step's rows."""
 
     total: Tensor
@@ -160,9 +160,7 @@ class Distillation(nn.Module):
         self.drafter, self.head, self.num_steps = drafter, head, num_steps
         self.target_share, self.train_selector = target_share, train_selector
 
-    def forward(
-        self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor
-    ) -> DistillationLoss:
+    def forward(self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor) -> _Loss:
         """The loss of an L-step unroll; `step_weights` [L] are those of a row in the total."""
         drafter = self.drafter
         rows = predictions(drafter, batch.generated, target, self.num_steps, self.train_selector)
@@ -178,9 +176,9 @@ class Distillation(nn.Module):
         )
         total, losses = self._loss(rows, step_weights[rows.step - 1], teacher)
         per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
-        return DistillationLoss(total, per_step.index_add_(0, rows.step - 1, losses))
+        return _Loss(total, per_step.index_add_(0, rows.step - 1, losses))
 
-    def _loss(self, rows: Predictions, weights: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
+    def _loss(self, rows: _Predictions, weights: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
         """See `head_loss`; a head with a vocabulary-wide layer per depth has a loss on each."""
         layers = self.drafter.vocabulary_layers
         if len(layers) == 1:

@@ -45,7 +45,7 @@ FOLDER = _cache_folder()
 
 
 def compiled(function: Function) -> Function:
-    """Compile at the first call; kept on disk, unless there is no folder that can be written."""
+    """Compile at the first call; kept on disk where a folder can be written."""
     return _compiled(function)
 
 

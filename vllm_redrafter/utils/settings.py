@@ -25,7 +25,7 @@ _KEY = "vllm_redrafter.setting"
 
 
 @dataclass(frozen=True)
-class Setting:
+class _Setting:
     """What is known of a setting besides its name, type and default; limits may be None.
 
     Attributes:
@@ -67,12 +67,12 @@ def setting(
     default_text: str | None = None,
 ) -> T:
     """A dataclass field that is a setting; its type may be a `Literal`, `X | None` or `bool`."""
-    about = Setting(help, at_least, above, at_most, default_text)
+    about = _Setting(help, at_least, above, at_most, default_text)
     # As `dataclasses.field` itself: to a type checker, a field is a value of its type.
     return field(default=default, metadata={_KEY: about})
 
 
-def settings_of(owner: type) -> dict[str, tuple[Any, Setting]]:
+def settings_of(owner: type) -> dict[str, tuple[Any, _Setting]]:
     """By name, the type of each setting of a dataclass and what else is known of it."""
     hints = get_type_hints(owner)
     return {f.name: (hints[f.name], f.metadata[_KEY]) for f in fields(owner) if _KEY in f.metadata}
