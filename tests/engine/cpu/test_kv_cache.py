@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction moves the accepted path's rows, all layers at once, and nothing else."""
+"""K and V in any order of a block: rows that are moved, and units that are copied for trees."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,10 +15,13 @@ from vllm.v1.utils import CpuGpuBuffer
 from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of
 from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.cpu import kv_cache
-from vllm_redrafter.engine.cpu.cache_layout import as_integers
+from vllm_redrafter.engine.cpu.cache_layout import UNIT, as_integers
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
+from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS, CopiedUnits, PathCopies
+from vllm_redrafter.engine.cpu.tree_plan import Array
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 32, 2, 32, 3
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 def random_rows(layers: int) -> Tensor:
@@ -57,7 +62,7 @@ def accepted_paths(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     accepted_paths(),
     st.randoms(use_true_random=False),
     st.sampled_from(list(ORDERS)),
-    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from(DTYPES),
     st.booleans(),
 )
 def test_compaction_equals_a_naive_copy(
@@ -111,3 +116,50 @@ def test_evenly_spaced_layers_of_one_allocation_are_one_stack() -> None:
     assert [view.data_ptr() for view in stack] == [layer.data_ptr() for layer in layers]
     assert len(stack_layers([layers[i] for i in (0, 1, 4)])) == 3
     assert len(stack_layers([layer.clone() for layer in layers])) == 5
+
+
+def pairs(of: Iterable[tuple[int, int]]) -> Array:
+    """[N, 2] int64, of none as well."""
+    return np.array(list(of), dtype=np.int64).reshape(-1, 2)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(
+    sizes=st.tuples(st.sampled_from([32, 64, 128]), st.sampled_from([32, 48, 80])),
+    dtype=st.sampled_from(DTYPES),
+    order=st.sampled_from(list(ORDERS)),
+    units=st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.integers(0, 3)), min_size=1),
+    moves=st.lists(
+        st.tuples(
+            st.integers(0, BLOCKS - 1),
+            st.integers(0, 127),
+            st.integers(0, 1000),
+            st.integers(0, UNIT - 1),
+        )
+    ),
+    threads=st.sampled_from([1, COMPILED_THREADS + 1]),
+)
+def test_units_are_copied_and_rows_moved_behind_that(
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    order: str,
+    units: list[tuple[int, int]],
+    moves: list[tuple[int, int, int, int]],
+    threads: int,
+) -> None:
+    block_size, head_size = sizes
+    rows = torch.randn(2, BLOCKS, KV_HEADS, block_size, head_size).to(dtype)
+    units = [(block, place % (block_size // UNIT)) for block, place in units]
+    # By where they go, as no two go to one place.
+    kept = {(unit % len(units), place): (b, p % block_size) for b, p, unit, place in moves}
+    copies = PathCopies(pairs(units), pairs(kept.values()), pairs(kept.keys()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: threads)
+        copied = CopiedUnits(layout_of(order, head_size, block_size, dtype))
+        found = copied.write(copies, lay_out(order, rows))
+    expected = torch.stack(
+        [rows[:, block, :, place * UNIT : (place + 1) * UNIT] for block, place in units], dim=1
+    )
+    for (unit, to), (block, place) in kept.items():
+        expected[:, unit, :, to] = rows[:, block, :, place]
+    assert torch.equal(found, lay_out(order, expected))

@@ -20,7 +20,6 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from redrafter_testing.algorithm.tree_batches import token_trees
-from vllm_redrafter.engine.cpu import path_sampler
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 
 VOCAB = 6
@@ -61,6 +60,14 @@ def full_tree(depth: int = 3) -> tuple[list[int], list[int]]:
 def target(requests: int, nodes: int) -> Tensor:
     """[R, T, V] logits."""
     return 2.0 * torch.randn(requests, nodes, VOCAB, generator=torch.Generator().manual_seed(3))
+
+
+def made(kinds: list[dict[str, Any]]) -> list[SamplingParams]:
+    """As a server makes them of requests."""
+    params = [SamplingParams(**kind) for kind in kinds]
+    for each in params:
+        each.update_from_generation_config({}, eos_token_id=None)
+    return params
 
 
 def processors(params: list[SamplingParams], outputs: list[list[int]]) -> LogitsProcessors:
@@ -139,9 +146,7 @@ def test_the_tokens_are_those_of_plain_decoding_whatever_the_parameters(
     params: dict[str, Any],
 ) -> None:
     """Beside requests of all other kinds, whose paths end at other depths."""
-    of_all = [SamplingParams(**kind) for kind in (params, *PARAMETERS)]
-    for kind in of_all:
-        kind.update_from_generation_config({}, eos_token_id=None)
+    of_all = made([params, *PARAMETERS])
     parents, tokens = full_tree()
     trees = token_trees([parents] * len(of_all), len(parents), [tokens] * len(of_all))
     logits = target(len(of_all), len(parents))
@@ -168,14 +173,6 @@ def test_the_tokens_are_those_of_plain_decoding_whatever_the_parameters(
     assert len(set(accepted.num_sampled.tolist())) > 1
 
 
-def greedy_step(params: list[SamplingParams]) -> SamplingMetadata:
-    """Of greedy requests, as vLLM's batch gives it."""
-    of_step = metadata(params, [list(BEFORE) for _ in params])
-    of_step.all_greedy = True
-    of_step.no_penalties = all(not p.frequency_penalty for p in params)
-    return of_step
-
-
 @pytest.mark.parametrize(
     ("kind", "calls"),
     [
@@ -189,31 +186,23 @@ def greedy_step(params: list[SamplingParams]) -> SamplingMetadata:
     ids=str,
 )
 def test_where_only_the_largest_logit_counts_it_is_looked_for_once(
-    kind: dict[str, Any], calls: int, monkeypatch: pytest.MonkeyPatch
+    kind: dict[str, Any], calls: int
 ) -> None:
-    """And what is found is what is found depth by depth, as where there are many logits."""
-    forward, called = Sampler.forward, []
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        called.append(1)
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(Sampler, "forward", watched)
-    params = [SamplingParams(temperature=0.0, **of) for of in (kind, {})]
-    for of_request in params:
-        of_request.update_from_generation_config({}, eos_token_id=None)
+    sampler, called = Sampler(), []
+    sampler.register_forward_pre_hook(lambda *_: called.append(1))
+    of_all = made([{"temperature": 0.0, **of} for of in (kind, {})])
     parents, tokens = full_tree()
     trees = token_trees([parents] * 2, len(parents), [tokens] * 2)
-    logits = target(2, len(parents)).flatten(0, 1)
-    logits[:, VOCAB - 1] = -10.0
+    logits = target(2, len(parents))
+    logits[..., VOCAB - 1] = -10.0
+    of_step = metadata(of_all, [list(BEFORE) for _ in of_all])
+    of_step.all_greedy, of_step.no_penalties = True, "frequency_penalty" not in kind
     first, nothing = torch.arange(2) * len(parents), np.zeros(2, dtype=bool)
-    at_once = sample_paths(Sampler(), logits.clone(), trees, first, greedy_step(params), nothing)
+    output, _ = sample_paths(sampler, logits.flatten(0, 1), trees, first, of_step, nothing)
     assert len(called) == calls
-    monkeypatch.setattr(path_sampler, "AT_ONCE", 0)
-    by_depth = sample_paths(Sampler(), logits.clone(), trees, first, greedy_step(params), nothing)
-    for name, found in vars(at_once[1]).items():
-        assert torch.equal(found, getattr(by_depth[1], name))
-    assert torch.equal(at_once[0].sampled_token_ids, by_depth[0].sampled_token_ids)
+    for request, of_request in enumerate(of_all):
+        expected, *_ = plain(of_request, logits[request], parents, tokens)
+        assert output.sampled_token_ids[request].tolist()[: len(expected)] == expected
 
 
 def test_the_generator_of_a_request_whose_sample_is_discarded_stays() -> None:

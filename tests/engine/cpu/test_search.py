@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search on the host, of each form of a head, against `tree/beam_search.py`."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vllm_redrafter.engine.cpu.heads.forms import packed_form, with_packed_layers
+from vllm_redrafter.engine.cpu.heads.gated import PackedGatedHead
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
-from vllm_redrafter.heads.gated import GatedConfig
-from vllm_redrafter.heads.head import DraftHead, HeadConfig, SearchHead
+from vllm_redrafter.heads.gated import GatedConfig, GatedHead
+from vllm_redrafter.heads.head import DraftHead, HeadConfig, Pack, SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.heads.registry import build_head
 from vllm_redrafter.heads.selector import SelectorConfig
@@ -102,26 +105,31 @@ def test_where_there_are_fewer_continuations_than_beams_the_rest_is_missing(
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("candidates", [0, V])
-def test_half_precision_is_widened_before_it_is_ranked(candidates: int) -> None:
-    plain = random_head(recurrent(), torch.bfloat16)
+def test_half_precision_is_widened_before_it_is_ranked(candidates: int, dtype: torch.dtype) -> None:
+    plain = random_head(recurrent(), dtype)
     found, _ = both(plain, packed_form(plain, packed), 3, SearchShape(4, L), candidates)
     torch.manual_seed(1)
-    hidden = torch.randn(3, H).to(torch.bfloat16).float()
-    exact, embed = plain.float(), nn.Embedding(V, H, dtype=torch.bfloat16).float()
+    hidden = torch.randn(3, H).to(dtype).float()
+    exact, embed = plain.float(), nn.Embedding(V, H, dtype=dtype).float()
     expected = beam_search(exact, embed, hidden, torch.arange(3), 4, L, candidates=candidates)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0.05, atol=0.2)
 
 
-def test_of_equally_good_tokens_the_first_are_taken_and_what_is_not_a_number_never() -> None:
+def test_of_equally_good_tokens_the_first_are_taken() -> None:
     head = random_head(recurrent())
     head.vocabulary_layers[0].weight.zero_()
     found, _ = both(head, head, 1, SearchShape(3, 2))
     assert found.tokens.tolist() == [[[0, 1, 2], [0, 1, 2]]]
     assert found.back_pointers.tolist() == [[[0, 0, 0], [0, 0, 0]]]
+
+
+@pytest.mark.parametrize("candidates", [0, C])
+def test_what_is_not_a_number_is_never_drafted(candidates: int) -> None:
     head = random_head(recurrent())
     head.vocabulary_layers[0].weight[7:].fill_(torch.nan)
-    found, _ = both(head, head, 1, SearchShape(4, 3))
+    found, _ = both(head, packed_form(head, packed), 1, SearchShape(4, 3), candidates)
     assert (found.tokens < 7).all() and found.log_probs.isfinite().all()
 
 
@@ -129,3 +137,49 @@ def test_a_large_vocabulary_gives_the_same_nodes() -> None:
     plain = random_head(RecurrentConfig(2 * 50 * FOLDS + 7, H, exit_dim=48))
     for form in (plain, packed_form(plain, packed)):
         assert_same(*both(plain, form, 3, SearchShape(4, 3)))
+
+
+@pytest.mark.parametrize("name", ["gated, three layers", "recurrent"])
+def test_packed_heads_leave_their_arguments_as_they_were(name: str) -> None:
+    fast = packed_form(random_head(CONFIGS[name]), packed)
+    condition = fast.condition(torch.randn(3, 1, fast.config.hidden_width))
+    given = [condition, fast.start(condition, torch.randn(3, 1, H)), torch.randn(3, 1, H)]
+    before = [tensor.clone() for tensor in given]
+    fast.advance(given[1], given[2])
+    fast.logits(given[0], given[1], 1)
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("config", [gated(), recurrent(), GatedConfig(V, H)], ids=str)
+def test_no_matrix_is_kept_but_the_vocabulary_layers_for_candidates(config: HeadConfig) -> None:
+    plain = random_head(config)
+    weights = {n: weakref.ref(p) for n, p in plain.named_parameters() if p.dim() > 1}
+    (layer,) = plain.vocabulary_layers
+    kept = {n for n, p in plain.named_parameters() if p is layer.weight and config.selector}
+    fast = packed_form(plain, packed)
+    del plain, layer
+    gc.collect()
+    assert fast.config is config
+    assert {n for n, weight in weights.items() if weight() is not None} <= kept
+
+
+class Bringing(GatedHead):
+    """Brings a form."""
+
+    def packed(self, pack: Pack) -> SearchHead:
+        return PackedGatedHead(self, pack)
+
+
+class Doubled(GatedHead):
+    """Derived from a head that has a form, with other mathematics."""
+
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        return super().start(condition, 2 * embedded)
+
+
+def test_heads_of_other_packages_bring_a_form_or_keep_their_mathematics() -> None:
+    assert isinstance(packed_form(Bringing(GatedConfig(V, H)), packed), PackedGatedHead)
+    plain = Doubled(GatedConfig(V, H)).requires_grad_(False)
+    fast, (condition, embedded) = packed_form(plain, packed), torch.randn(2, 3, 1, H)
+    torch.testing.assert_close(fast.start(condition, embedded), plain.start(condition, embedded))
+    assert not any(isinstance(module, nn.Linear) for module in fast.modules())

@@ -11,35 +11,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 from vllm import _custom_ops as ops
 
+from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from redrafter_testing.engines.cpu_attention import AttentionVariant, attend, attend_to_trees
 from vllm_redrafter.engine.cpu import tree_sequences
+from vllm_redrafter.engine.cpu.cache_layout import UNIT
 from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS
 from vllm_redrafter.tree.token_tree import TokenTree
 
-BLOCK_SIZE, NUM_BLOCKS = 64, 40
+BLOCK_SIZE, NUM_BLOCKS = 64, 60
 KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 32
-
-
-def random_trees(num_nodes: list[int], seed: int = 0) -> TokenTree:
-    """Trees with random parents; tokens do not matter to attention."""
-    generator = torch.Generator().manual_seed(seed)
-    slots = max(num_nodes)
-    parents = torch.zeros(len(num_nodes), slots, dtype=torch.int32)
-    depths = torch.zeros_like(parents)
-    for r, nodes in enumerate(num_nodes):
-        for node in range(1, nodes):
-            parent = int(torch.randint(node, (), generator=generator))
-            parents[r, node] = parent
-            depths[r, node] = depths[r, parent] + 1
-    return TokenTree(torch.zeros_like(parents), parents, depths, torch.tensor(num_nodes).int())
+POISON = 1e4
+"""In unused slots of the cache."""
 
 
 class Case:
-    """Requests with random K and V, laid into a paged cache whose unused slots hold NaN."""
+    """Requests with random K and V, laid into a paged cache whose unused slots hold `POISON`."""
 
-    def __init__(self, context_lens: list[int], num_nodes: list[int], poison: float) -> None:
+    def __init__(
+        self, context_lens: list[int], num_nodes: list[int], block_size: int = BLOCK_SIZE
+    ) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.tree = random_trees(num_nodes)
+        parents = [bushy(nodes, seed) for seed, nodes in enumerate(num_nodes)]
+        self.tree = token_trees(parents, max(num_nodes))
         self.context_lens = context_lens
         lengths = [n + k for n, k in zip(context_lens, num_nodes, strict=True)]
         shape = (KV_HEADS, HEAD_SIZE)
@@ -48,26 +41,33 @@ class Case:
         slots = self.tree.tokens.shape[1]
         heads = KV_HEADS * GROUP
         self.query = torch.randn(len(lengths), slots, heads, HEAD_SIZE, generator=generator)
-        self.cache = torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE), poison)
-        halves = self.cache.view(NUM_BLOCKS, KV_HEADS, 2 * BLOCK_SIZE, HEAD_SIZE).chunk(2, dim=2)
+        self.cache = torch.full((NUM_BLOCKS, KV_HEADS, block_size, 2 * HEAD_SIZE), POISON)
+        halves = self.cache.view(NUM_BLOCKS, KV_HEADS, 2 * block_size, HEAD_SIZE).chunk(2, dim=2)
         free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
-        width = max(-(-n // BLOCK_SIZE) for n in lengths)
+        width = max(-(-n // block_size) for n in lengths)
         self.block_table = torch.full((len(lengths), width + 2), NUM_BLOCKS + 7)
         for r, length in enumerate(lengths):
             position = torch.arange(length)
-            blocks = -(-length // BLOCK_SIZE)
+            blocks = -(-length // block_size)
             self.block_table[r, :blocks] = torch.tensor([free.pop() for _ in range(blocks)])
-            first = self.block_table[r, position // BLOCK_SIZE] * BLOCK_SIZE
-            slots = first + position % BLOCK_SIZE
+            first = self.block_table[r, position // block_size] * block_size
+            slots = first + position % block_size
             ops.cpu_attn_reshape_and_cache(self.keys[r], self.values[r], *halves, slots, "vec")
 
-    def paged(self, variant: AttentionVariant, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[R, T, heads, head size]; unused node slots hold what the output held before, 5."""
-        is_node = self.tree.is_node
-        # One row more before and behind: of other requests, which are no trees.
-        query = torch.nn.functional.pad(self.query[is_node], (0, 0, 0, 0, 1, 1)).to(dtype)
+    def paged(
+        self, variant: AttentionVariant, gap: int = 1, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """[R, T, heads, head size]; unused node slots hold what the output held before, 5.
+
+        Between the rows of two trees are `gap` of other requests, which are no trees.
+        """
+        is_node, num_nodes = self.tree.is_node, self.tree.num_nodes
+        requests, slots = is_node.shape
+        root_rows = num_nodes.cumsum(0) - num_nodes + gap * torch.arange(requests) + 1
+        rows = (root_rows.unsqueeze(1) + torch.arange(slots))[is_node]
+        query = torch.zeros(int(rows[-1]) + 2, *self.query.shape[2:], dtype=dtype)
+        query[rows] = self.query[is_node].to(dtype)
         output = torch.full_like(query, 5.0)
-        root_rows = self.tree.num_nodes.cumsum(0) - self.tree.num_nodes + 1
         attend_to_trees(
             query,
             self.cache.to(dtype),
@@ -78,9 +78,10 @@ class Case:
             variant,
             output,
         )
-        assert (output[[0, -1]] == 5).all()
         out = torch.full(self.query.shape, 5.0, dtype=dtype)
-        out[is_node] = output[1:-1]
+        out[is_node] = output[rows]
+        output[rows] = 5.0
+        assert (output == 5).all(), "rows of other requests were written"
         return out
 
     def naive(self, variant: AttentionVariant, request: int, node: int) -> Tensor:
@@ -129,6 +130,8 @@ VARIANTS = {
     window=st.sampled_from([-1, 1, 31, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3]),
     part_bytes=st.sampled_from([1, 1 << 15, 1 << 24]),
     threads=st.sampled_from([1, COMPILED_THREADS + 1]),
+    block_size=st.sampled_from([UNIT, BLOCK_SIZE]),
+    gap=st.sampled_from([0, 3]),
 )
 def test_any_contexts_and_trees_together(
     sizes: list[tuple[int, int]],
@@ -136,13 +139,15 @@ def test_any_contexts_and_trees_together(
     window: int,
     part_bytes: int,
     threads: int,
+    block_size: int,
+    gap: int,
 ) -> None:
-    case = Case([n for n, _ in sizes], [k for _, k in sizes], poison=1e4)
+    case = Case([n for n, _ in sizes], [k for _, k in sizes], block_size)
     variant = replace(variant, sliding_window=window)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_sequences, "PART_BYTES", part_bytes)
         patch.setattr(torch, "get_num_threads", lambda: threads)
-        out = case.paged(variant)
+        out = case.paged(variant, gap)
     for request, (_, nodes) in enumerate(sizes):
         # The last node and the root: the others differ from them in nothing but their ancestors.
         for node in {0, nodes - 1}:
@@ -153,11 +158,11 @@ def test_any_contexts_and_trees_together(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_caches_give_the_same_but_for_rounding(dtype: torch.dtype) -> None:
-    case = Case([100, 3], [9, 5], poison=1e4)
+    case = Case([100, 3], [9, 5])
     for tensor in (case.cache, case.query):
         tensor.copy_(tensor.to(dtype))
     case.keys, case.values = ([x.to(dtype).float() for x in y] for y in (case.keys, case.values))
-    found = case.paged(PLAIN, dtype)
+    found = case.paged(PLAIN, dtype=dtype)
     for node in range(9):
         expected = case.naive(PLAIN, 0, node)
         torch.testing.assert_close(found[0, node].double(), expected, rtol=2**-7, atol=2**-7)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vllm_redrafter.budget.choice import Flags, VerifyCosts, verify_everything
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.tree.policy import SearchShape, search_shape
+from vllm_redrafter.tree.policy import MATCH_TREE, SearchShape, search_shape
 
 
 class AlwaysDrafts(BatchPlanner):
@@ -23,6 +23,14 @@ class AlwaysDrafts(BatchPlanner):
 
     def verify_costs(self, requests: int) -> VerifyCosts:
         return verify_everything(requests * (self.config.num_speculative_tokens + 1))
+
+
+class MatchesAlone(AlwaysDrafts):
+    """Drafts nothing, and verifies the prompt-lookup (n-gram) matches of the text."""
+
+    def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
+        self.shape = MATCH_TREE
+        return self.shape
 
 
 class RandomPlanner(AlwaysDrafts):

@@ -46,7 +46,6 @@ class Case:
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    seeded: bool = True
 
 
 JSON_SCHEMA = {
@@ -116,5 +115,4 @@ def mixed(count: int = 2, max_tokens: int = 40, longest: int = 220) -> Workload:
     return joined(sampling(case, count, max_tokens, longest) for case in CASES)
 
 
-SAMPLED = {case.name: sampling(case) for case in CASES}
 MIXED = mixed()
