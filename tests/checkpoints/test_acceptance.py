@@ -21,24 +21,21 @@ VALID = {"slope": 0.8, "biases": [0.1], "survival": [[0.7, 0.1]]}
 
 
 @pytest.mark.parametrize(
-    "measured",
+    ("measured", "filled"),
     [
-        NOTHING_RECORDED,
-        PerSampling(greedy=GREEDY),
-        PerSampling(sampled=SAMPLED),
-        PerSampling(GREEDY, SAMPLED),
+        (NOTHING_RECORDED, NOTHING_RECORDED),
+        (PerSampling(greedy=GREEDY), PerSampling(GREEDY, GREEDY)),
+        (PerSampling(sampled=SAMPLED), PerSampling(SAMPLED, SAMPLED)),
+        (PerSampling(GREEDY, SAMPLED), PerSampling(GREEDY, SAMPLED)),
     ],
 )
-def test_what_was_written_is_read(measured: PerSampling) -> None:
+def test_what_was_written_is_read_and_one_kind_stands_for_the_other(
+    measured: PerSampling, filled: PerSampling
+) -> None:
     config = json.loads(json.dumps({"model_type": "redrafter", **acceptance_entry(measured)}))
     assert acceptance_of(config) == measured
+    assert measured.with_fallback() == filled
     assert measured != NOTHING_RECORDED or acceptance_entry(measured) == {}
-
-
-def test_one_kind_stands_for_the_other() -> None:
-    assert PerSampling(greedy=GREEDY).with_fallback() == PerSampling(GREEDY, GREEDY)
-    assert PerSampling(sampled=SAMPLED).with_fallback() == PerSampling(SAMPLED, SAMPLED)
-    assert PerSampling(GREEDY, SAMPLED).with_fallback() == PerSampling(GREEDY, SAMPLED)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +14,13 @@ import pytest
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import AutoConfig, Gemma3Config, LlamaConfig
 from typer.testing import CliRunner, Result
 
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from vllm_redrafter.checkpoints import inspection, reading
+from vllm_redrafter.checkpoints.fit import misfits, misfits_of, require_fit
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits_with
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
@@ -71,50 +74,35 @@ def command(*arguments: object) -> Result:
 # --- The facts ---
 
 
-def test_tensors_are_listed_with_shape_dtype_and_bytes(folder: Path) -> None:
-    found = inspect_checkpoint(str(folder))
-    stored = load_file(folder / "model.safetensors")
-    assert [tensor.name for tensor in found.tensors] == sorted(stored)
-    for tensor in found.tensors:
-        assert tensor.shape == list(stored[tensor.name].shape)
-        assert tensor.dtype == "bfloat16"
-        assert tensor.bytes == stored[tensor.name].nbytes
-    assert found.num_parameters == REST + 11 * 6
-    assert found.num_bytes == 2 * found.num_parameters
-
-
 def test_names_and_dtypes_are_those_of_the_file(folder: Path) -> None:
     path = folder / "model.safetensors"
     tensors = {n.replace("lm_head.", "0."): t.clone() for n, t in load_file(path).items()}
     tensors["rnn_u.bias"] = tensors["rnn_u.bias"].float()
     save_file(tensors, path)
-    dtypes = {tensor.name: tensor.dtype for tensor in inspect_checkpoint(str(folder)).tensors}
-    assert dtypes.keys() == tensors.keys()
-    assert dtypes.pop("rnn_u.bias") == "float32"
-    assert set(dtypes.values()) == {"bfloat16"}
+    found = inspect_checkpoint(str(folder))
+    assert [tensor.name for tensor in found.tensors] == sorted(tensors)
+    for tensor in found.tensors:
+        stored = tensors[tensor.name]
+        assert tensor.shape == list(stored.shape) and tensor.bytes == stored.nbytes
+        assert tensor.dtype == str(stored.dtype).removeprefix("torch.")
+    assert found.num_parameters == REST + 11 * 6
 
 
 def test_weights_are_not_read(reduced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of d2t alone more than the header is read."""
     read, load = [], safetensors.safe_open
 
-    class HeadersOnly:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.file = load(*args, **kwargs)
-
-        def __enter__(self) -> Any:
-            opened = self.file.__enter__()
-            return SimpleNamespace(
-                keys=opened.keys,
-                get_slice=opened.get_slice,
-                get_tensor=lambda name: (read.append(name), opened.get_tensor(name))[1],
+    @contextmanager
+    def headers_only(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with load(*args, **kwargs) as file:
+            yield SimpleNamespace(
+                keys=file.keys,
+                get_slice=file.get_slice,
+                get_tensor=lambda name: (read.append(name), file.get_tensor(name))[1],
             )
 
-        def __exit__(self, *error: Any) -> None:
-            self.file.__exit__(*error)
-
     for module in (inspection, reading):
-        monkeypatch.setattr(module, "safe_open", HeadersOnly)
+        monkeypatch.setattr(module, "safe_open", headers_only)
     assert inspect_checkpoint(str(reduced)).num_parameters == REST + 3 * 6
     assert read == ["d2t"]
 
@@ -130,6 +118,18 @@ def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
     for path in (folder, tmp_path / "empty", tmp_path / "invalid"):
         with pytest.raises(ConfigError, match=r"transformers cannot read its config\.json"):
             misfits_with(CONFIG, str(path))
+
+
+def test_differing_sizes_are_named_with_both_values() -> None:
+    hidden = "the drafter's hidden size is 4, the target's 8"
+    vocabulary = "the drafter's vocabulary size is 11, the target's 12"
+    assert [*misfits(CONFIG, 4, 11)] == []
+    assert [*misfits(CONFIG, 8, 12)] == [hidden, vocabulary]
+    require_fit("mine", "theirs", [])
+    with pytest.raises(ConfigError, match=f"mine does not fit the target 'theirs': {hidden}; the"):
+        require_fit("mine", "theirs", [hidden, vocabulary])
+    text = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1}
+    assert misfits_of(CONFIG, Gemma3Config(text_config=text)) == []
 
 
 # --- The command ---
@@ -164,17 +164,14 @@ def test_the_command_says_what_a_checkpoint_does_not_record(reduced: Path) -> No
 def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_path: Path) -> None:
     fused = RecurrentConfig(11, 4, exit_dim=6, target_layers=(2, 5))
     save_drafter(RecurrentHead(fused), tmp_path / "fused")
-    found = inspect_checkpoint(str(tmp_path / "fused"))
-    assert found.num_parameters == REST + 11 * 6 + 4 * 8
-    assert found.facts()["sizes"]["target_layers"] == (2, 5)
+    assert inspect_checkpoint(str(tmp_path / "fused")).facts()["sizes"]["target_layers"] == (2, 5)
     result = command(tmp_path / "fused", "--target", save_target(tmp_path / "deep"))
     assert result.exit_code == 0, result.output
     assert "reads layers 2, 5 of the target beside its last hidden state" in result.output
-    shallow = save_target(tmp_path / "shallow", num_hidden_layers=5)
-    assert misfits_with(fused, shallow) == [
-        "layers 2, 5 are asked for, and the target has 5: beside the last one, whose output the "
-        "last hidden state is, 1 to 4 can be read"
-    ]
+    [reason] = misfits_with(fused, save_target(tmp_path / "shallow", num_hidden_layers=5))
+    assert "layers 2, 5 are asked for, and the target has 5" in reason
+    shallow = AutoConfig.from_pretrained(tmp_path / "shallow")
+    assert misfits_of(fused, shallow, with_layers=False) == []
 
 
 def test_the_command_advises_against_a_large_draft_vocabulary(
@@ -191,18 +188,13 @@ def test_json_has_the_same_facts(folder: Path) -> None:
     result = command(folder, "--json")
     assert result.exit_code == 0
     facts = json.loads(result.output)
-    assert facts["checkpoint"] == str(folder)
-    assert RecurrentConfig(**facts["sizes"]) == CONFIG
-    assert facts["parameters"] == 198 and facts["bytes"] == 396
-    assert {
-        "name": "lm_head.1.weight",
-        "shape": [11, 6],
-        "dtype": "bfloat16",
-        "bytes": 132,
-    } in facts["tensors"]
-    assert facts["draft_vocabulary"] == {"tokens": 11, "of": 11}
-    assert facts["target"] == {"hidden_size": 4, "vocab_size": 11, "verifier": "org/target"}
-    assert facts["training"] == TRAINING
+    [last] = [t for t in facts.pop("tensors") if t["name"] == "lm_head.1.weight"]
+    assert last == {**last, "shape": [11, 6], "dtype": "bfloat16", "bytes": 132}
+    assert RecurrentConfig(**facts.pop("sizes")) == CONFIG
+    target = {"hidden_size": 4, "vocab_size": 11, "verifier": "org/target"}
+    expected = {"checkpoint": str(folder), "parameters": 198, "bytes": 396, "training": TRAINING}
+    expected |= {"draft_vocabulary": {"tokens": 11, "of": 11}, "target": target}
+    assert facts == {**facts, **expected}
     assert "target_check" not in facts
 
 

@@ -22,7 +22,6 @@ from redrafter_testing.models.checkpoints import (
     BARE,
     PLAIN,
     PROJECTED,
-    edit_config,
     edit_tensors,
     numbered_name,
     plural_name,
@@ -57,62 +56,36 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_is_saved_is_loaded_for_inference_in_the_dtype_asked_for(
-    tmp_path: Path, config: RecurrentConfig, saved: torch.dtype, wanted: torch.dtype
+    folder: Path, config: RecurrentConfig, saved: torch.dtype, wanted: torch.dtype
 ) -> None:
-    save_drafter(RecurrentHead(PLAIN), tmp_path / "new" / "folder")
     drafter = RecurrentHead(config).to(saved)
-    save_drafter(drafter, tmp_path / "new" / "folder")  # replaces the other one
-    loaded = load_drafter(str(tmp_path / "new" / "folder"), dtype=wanted)
+    save_drafter(drafter, folder)  # replaces the other one
+    loaded = load_drafter(str(folder), dtype=wanted)
     assert loaded.config == config
     assert_equal(loaded.state_dict(), drafter.to(wanted).state_dict())
     assert not loaded.training
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
 
 
-@pytest.mark.parametrize(
-    ("rename", "config", "names"),
-    [
-        (
-            plural_name,
-            PROJECTED,
-            "input_projs.bias input_projs.weight lm_heads.0.linear.bias lm_heads.0.linear.weight "
-            "lm_heads.1.linear.bias lm_heads.1.linear.weight lm_heads.2.weight "
-            "rnn_u.bias rnn_u.weight rnn_w.weight",
-        ),
-        (numbered_name, PLAIN, "0.0.linear.bias 0.0.linear.weight 0.1.weight"),
-    ],
-)
+@pytest.mark.parametrize(("rename", "config"), [(plural_name, PROJECTED), (numbered_name, PLAIN)])
 def test_every_naming_scheme_is_read(
-    tmp_path: Path, rename: Callable[[str], str], config: RecurrentConfig, names: str
+    folder: Path, rename: Callable[[str], str], config: RecurrentConfig
 ) -> None:
     drafter = RecurrentHead(config)
-    save_drafter(drafter, tmp_path)
+    save_drafter(drafter, folder)
     renamed = {rename(name): tensor for name, tensor in drafter.state_dict().items()}
-    assert sorted(renamed) == names.split()
-    save_file(renamed, tmp_path / "model.safetensors")
-    assert_equal(load_drafter(str(tmp_path)).state_dict(), drafter.state_dict())
+    assert not renamed.keys() & {"input_proj.weight", "lm_head.0.linear.weight"}
+    save_file(renamed, folder / "model.safetensors")
+    assert_equal(load_drafter(str(folder)).state_dict(), drafter.state_dict())
 
 
 def test_config_json_says_what_the_checkpoint_is_and_what_it_drafts_for(tmp_path: Path) -> None:
-    drafter = RecurrentHead(PROJECTED).bfloat16()
-    save_drafter(drafter, tmp_path, verifier="org/target", training={"steps": 10})
+    save_drafter(RecurrentHead(PROJECTED).bfloat16(), tmp_path, verifier="org/target", training={})
     values = json.loads((tmp_path / "config.json").read_text())
-    assert values == {
-        "model_type": "recurrent_drafting_drafter",
-        "architectures": ["RecurrentDrafter"],
-        "vocab_size": 11,
-        "hidden_size": 4,
-        "exit_dim": 6,
-        "num_draft_layers": 2,
-        "rnn": True,
-        "num_lookback_tokens": -1,
-        "torch_dtype": "bfloat16",
-        "speculators_config": {
-            "algorithm": "redrafter",
-            "verifier": {"name_or_path": "org/target"},
-        },
-        "training": {"steps": 10},
-    }
+    recorded = {"algorithm": "redrafter", "verifier": {"name_or_path": "org/target"}}
+    assert values["speculators_config"] == recorded
+    assert values["architectures"] == ["RecurrentDrafter"]
+    assert values["torch_dtype"] == "bfloat16" and values["training"] == {}
     assert Checkpoint.open(str(tmp_path)).head == PROJECTED
 
 
@@ -175,39 +148,35 @@ def test_what_is_no_checkpoint_is_named(folder: Path) -> None:
     [
         ({"model_type": "llama"}, ('"model_type": "recurrent_drafting_drafter"', "found 'llama'")),
         ({"model_type": None}, ("is not a ReDrafter checkpoint", "found None")),
-        ({"vocab_size": None, "exit_dim": None}, ("vocab_size", "exit_dim")),
         ({"hidden_size": "4"}, ("hidden_size must be an integer", "got '4'")),
         (
             {"rnn": False, "num_draft_layers": 1},
             ("unknown rnn_u.weight", "unknown lm_head.1.linear.weight", "missing lm_head.1.weight"),
         ),
+        ({"vocab_size": ...}, ("vocab_size",)),
     ],
-    ids=["another type", "no type", "no sizes", "a text", "another architecture"],
+    ids=["another type", "no type", "a text", "another architecture", "no size"],
 )
 def test_a_config_of_another_drafter_is_refused(
     folder: Path, entries: dict[str, Any], parts: tuple[str, ...]
 ) -> None:
-    edit_config(folder, lambda values: values.update(entries))
-    if entries == {"vocab_size": None, "exit_dim": None}:
-        edit_config(folder, lambda values: [values.pop(name) for name in entries])
+    values = json.loads((folder / "config.json").read_text()) | entries
+    values = {name: value for name, value in values.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(values))
     assert_refused(folder, *parts)
 
 
-def test_missing_unknown_and_misshapen_tensors_are_all_listed_at_once(folder: Path) -> None:
+def test_missing_and_misshapen_tensors_are_all_listed_at_once(folder: Path) -> None:
     def damage(tensors: dict[str, Tensor]) -> None:
         del tensors["rnn_w.weight"]
-        tensors["medusa.weight"] = torch.zeros(1)
         tensors["lm_head.2.weight"] = torch.zeros(12, 6)
-        tensors["rnn_u.bias"] = torch.zeros(4, 1)
 
     edit_tensors(folder, damage)
     assert_refused(
         folder,
         f"{folder / 'model.safetensors'} does not fit its config.json: ",
         "missing rnn_w.weight",
-        "unknown medusa.weight",
         "lm_head.2.weight has shape [12, 6], config.json asks for [11, 6]",
-        "rnn_u.bias has shape [4, 1], config.json asks for [4]",
     )
 
 

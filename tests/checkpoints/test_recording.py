@@ -14,7 +14,6 @@ import pytest
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config
 from vllm_redrafter.checkpoints import writing
 from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling, acceptance_of
-from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.checkpoints.writing import check_recordable, save_drafter, save_shape
@@ -107,14 +106,10 @@ def test_what_is_no_folder(model: str) -> None:
     assert_refused(model, rf"--record: '{re.escape(model)}' is not a folder.*evaluate its folder")
 
 
-def test_a_format_without_a_place_for_it(folder: Path, tmp_path: Path) -> None:
-    apple = tmp_path / "apple"
-    convert(str(folder), apple, "apple")
-    message = rf"apple/config.json has no speculators_config.*convert {apple} FOLDER"
-    assert_refused(str(apple), message)
-    convert(str(apple), tmp_path / "own")
-    save_shape(str(tmp_path / "own"), SHAPE)
-    assert shape_of(read_config(str(tmp_path / "own"))) == RECORDED
+def test_a_format_without_a_place_for_it(folder: Path) -> None:
+    edit_config(folder, lambda values: values.pop("speculators_config"))
+    message = rf"drafter/config.json has no speculators_config.*convert {folder} FOLDER"
+    assert_refused(str(folder), message)
 
 
 @pytest.mark.parametrize("methods", ["many", {"a": 1}, [3]])

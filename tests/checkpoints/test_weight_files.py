@@ -84,20 +84,14 @@ def test_pickled_tensors_that_share_memory_come_apart(tmp_path: Path) -> None:
 # --- What is refused ---
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ((), r"has no weights; looked for model\.safetensors, .*\*\.p"),
-        (("b.pt", "a.pt"), r"which of a\.pt, b\.pt holds the weights\?"),
-    ],
-    ids=["none", "several"],
-)
-def test_other_numbers_of_files_than_one_are_named(
-    tmp_path: Path, names: tuple[str, ...], message: str
-) -> None:
-    for name in names:
+def test_other_numbers_of_files_than_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"has no weights; looked for model\.safetensors"
+    ):
+        find_weights(str(tmp_path))
+    for name in ("b.pt", "a.pt"):
         torch.save(WEIGHTS, tmp_path / name)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"which of a\.pt, b\.pt holds the weights\?"):
         find_weights(str(tmp_path))
 
 

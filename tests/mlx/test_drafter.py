@@ -15,7 +15,7 @@ from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.tiny_models import make_drafter
 from vllm_redrafter.budget.planner import arms_of
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.mlx import load_drafter, stream_generate
+from vllm_redrafter.mlx import load_drafter
 from vllm_redrafter.utils.errors import ConfigError
 
 FIXED: dict[str, Any] = {"adaptive": False}
@@ -47,18 +47,14 @@ def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
     [
         ({"num_speculative_tokens": 128}, "between 1 and 127"),
         ({"beam_wdith": 3}, "no such setting: beam_wdith"),
+        ({"drafter": None, "context_matches": 0}, "there is nothing to verify"),
     ],
 )
 def test_settings_out_of_range_are_refused(
     pair: Any, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_drafter(pair.drafter, pair.model, **settings)
-
-
-def test_nothing_to_verify_is_refused(pair: Any) -> None:
-    with pytest.raises(ConfigError, match="there is nothing to verify"):
-        load_drafter(None, pair.model, context_matches=0)
+        load_drafter(**{"drafter": pair.drafter, "model": pair.model, **settings})
 
 
 def test_a_drafter_of_another_target_is_refused(pair: Any, tmp_path: Path) -> None:
@@ -84,9 +80,7 @@ def test_no_loop_is_compiled_while_an_answer_waits(pair: Any, settings: dict[str
     before = compiled_forms()
     assert sum(before.values()) > 8
     for sampler in (None, make_sampler(1.0)):
-        prompt = pair.prompt("list values")
-        responses = stream_generate(pair.model, pair.tokenizer, prompt, 30, made, sampler=sampler)
-        assert len([*responses]) > 5
+        assert len(pair.answer(made, "list values", 30, sampler=sampler)) > 5
     assert compiled_forms() == before
 
 

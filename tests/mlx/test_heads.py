@@ -21,8 +21,7 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.mlx.heads import Head, load_head
 from vllm_redrafter.utils.errors import ConfigError
 
-N, C = 4, 24
-PROJECTED = RecurrentConfig(V, H, exit_dim=C)
+N = 4
 
 every_form = pytest.mark.parametrize("config", FORMS.values(), ids=FORMS.keys())
 
@@ -63,6 +62,11 @@ def test_each_part_equals_torchs(config: HeadConfig, tmp_path: Path) -> None:
     tokens = torch.arange(config.num_ranked_tokens)
     target_tokens = head.target_tokens(mx.arange(config.num_ranked_tokens, dtype=mx.uint32))
     assert target_tokens.tolist() == expected.target_tokens(tokens).tolist()
+    zeros = head.condition(mx.zeros((1, config.hidden_width)))
+    # Unused tokens have embeddings of zeros.
+    nothing = head.start(zeros, mx.zeros((1, H)))
+    nothing = head.advance(mx.zeros_like(nothing), mx.zeros((1, H)))
+    assert mx.isfinite(head.logits(zeros, nothing, 1)).all()
 
 
 @every_form
@@ -87,17 +91,6 @@ def test_half_precision_is_near_and_stays_half(
     assert error < 1e-3 * torch_logits.square().mean()
 
 
-@every_form
-def test_nothing_but_zeros_gives_numbers(config: HeadConfig, tmp_path: Path) -> None:
-    """Unused tokens have embeddings of zeros."""
-    write_random(config, tmp_path)
-    head = read(tmp_path, mx.float32)
-    condition = head.condition(mx.zeros((1, config.hidden_width)))
-    state = head.start(condition, mx.zeros((1, H)))
-    state = head.advance(mx.zeros_like(state), mx.zeros((1, H)))
-    assert mx.isfinite(head.logits(condition, state, 1)).all()
-
-
 @pytest.mark.parametrize(
     "config", [RecurrentConfig(V, 64, exit_dim=64), GatedConfig(V, 64)], ids=["recurrent", "gated"]
 )
@@ -115,13 +108,17 @@ def test_a_head_can_be_quantised_as_a_target_is(config: HeadConfig, tmp_path: Pa
     assert 0 < error < 1e-3 * logits(expected).square().mean()
 
 
-def test_a_head_without_an_mlx_form_is_refused_by_name(tmp_path: Path) -> None:
-    write_random(MedusaConfig(V, H, num_heads=3), tmp_path)
-    with pytest.raises(ConfigError, match=r"'redrafter_medusa' does not run in MLX.*vLLM"):
-        read(tmp_path, mx.float32)
-
-
-def test_a_dtype_that_no_target_has_is_refused(tmp_path: Path) -> None:
-    write_random(PROJECTED, tmp_path)
-    with pytest.raises(ConfigError, match=r"int8; load the target in one of .*bfloat16"):
-        read(tmp_path, mx.int8)
+@pytest.mark.parametrize(
+    ("config", "dtype", "message"),
+    [
+        (MedusaConfig(V, H, num_heads=3), mx.float32, "'redrafter_medusa' does not run in MLX.*v"),
+        (GatedConfig(V, H), mx.int8, r"int8; load the target in one of .*bfloat16"),
+    ],
+    ids=["a head without an MLX form", "a dtype that no target has"],
+)
+def test_what_mlx_cannot_compute_is_refused(
+    config: HeadConfig, dtype: mx.Dtype, message: str, tmp_path: Path
+) -> None:
+    write_random(config, tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, dtype)

@@ -4,7 +4,6 @@
 import http.client
 import json
 import reprlib
-import shutil
 import socket
 import struct
 from collections.abc import Iterator
@@ -13,32 +12,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from transformers import AutoTokenizer
 
-from redrafter_testing.engines.server import started
 from redrafter_testing.models.reciting_target import ANSWERS
 from redrafter_testing.requests.chat_client import said
 
 pytest.importorskip("mlx.core")
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-VOCAB_SIZE = 512
-FAILS = 77
-"""Tokens that make the server's generation fail, as a panic of the tokenizer's Rust would."""
-SERVE = f"""
-import sys
-from vllm_redrafter.mlx import serve
-
-generate = serve.generate
-
-def failing(**arguments):
-    if arguments["max_tokens"] == {FAILS}:
-        raise BaseException("fails on purpose")
-    return generate(**arguments)
-
-serve.generate = failing
-serve.serve(*sys.argv[1:3], sys.argv[3:], {{"adaptive": False}})
-"""
+# Of the servers in conftest.py: the vocabulary size, and `max_tokens` on which one fails.
+VOCAB_SIZE, FAILS = 512, 77
 NORMAL = {"messages": said("names"), "max_tokens": 40, "temperature": 0}
 
 # Of each field of a request, as JSON: the message names the field and the value.
@@ -83,12 +65,14 @@ PARTS = {
         '[{"content": "names"}]',
         '[{"role": "user", "content": [{"type": "text"}]}]',
         '[{"role": "user", "content": [{"type": "input_audio"}]}]',
+        '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]',
         '[{"role": "user", "content": "\\ud800"}]',
         # The target has no token of this id.
         f'[{{"role": "user", "content": "<|{VOCAB_SIZE - 1}|>"}}]',
         '[{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]',
         '[{"role": "user", "content": ' + "[" * 900 + "]" * 900 + "}]",
     ],
+    "num_draft_tokens": ["2"],
     "chat_template_kwargs": [
         '{"tokenize": false}',
         '{"return_tensors": "np"}',
@@ -129,34 +113,18 @@ CLIENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(
-    pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """Of a target whose tokenizer has more tokens than it has itself."""
-    folder = tmp_path_factory.mktemp("served")
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "none")}
-    target, drafter = folder / "target", str(pair_folders[1])
-    shutil.copytree(pair_folders[0], target)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenizer.add_tokens([f"<|{number}|>" for number in range(VOCAB_SIZE)])
-    tokenizer.save_pretrained(target)
-    with started(["-c", SERVE, str(target), drafter], environment) as address:
-        yield urlsplit(address).netloc
-
-
 @pytest.fixture
-def address(server: str) -> Iterator[str]:
+def address(servers: Any) -> Iterator[str]:
     """Of the server, which answers as ever after the test, too."""
-    yield server
-    assert text_of(server) == ANSWERS["names"]
+    netloc = urlsplit(servers.ours).netloc
+    yield netloc
+    assert text_of(netloc) == ANSWERS["names"]
 
 
-def sent(address: str, body: bytes, path: str = CHAT, length: int | None = None) -> Any:
+def sent(address: str, body: bytes, path: str = CHAT) -> Any:
     """Status and body of the response."""
     client = http.client.HTTPConnection(address, timeout=60)
-    headers = {"Content-Length": str(len(body) if length is None else length)}
-    client.request("POST", path, body, headers)
+    client.request("POST", path, body)
     with client.getresponse() as response:
         return response.status, response.read()
 
@@ -200,15 +168,12 @@ def test_a_bad_part_of_a_value_is_refused_by_field(
         assert text_of(address) == ANSWERS["names"]
 
 
-def test_a_prompt_that_is_no_text_is_refused(address: str) -> None:
+def test_a_prompt_or_a_body_that_cannot_be_read_is_refused(address: str) -> None:
     for prompt in PROMPTS:
         message = refusal_of(address, f'{{"prompt": {prompt}, "max_tokens": 5}}'.encode(), TEXT)
         assert "prompt" in message
-
-
-@pytest.mark.parametrize("kind", BODIES)
-def test_a_body_that_cannot_be_read_is_refused(address: str, kind: str) -> None:
-    assert refusal_of(address, BODIES[kind])
+    for kind, body in BODIES.items():
+        assert refusal_of(address, body), kind
 
 
 @pytest.mark.parametrize("client", CLIENTS)

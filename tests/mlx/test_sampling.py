@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens at nodes: noise of the position alone, and logits processors along a chain."""
 
+import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
 
 from mlx_lm.sample_utils import make_sampler
+from scipy.stats import chisquare
 
 from vllm_redrafter.mlx.sampling import NodeSampler
 
@@ -40,6 +42,18 @@ def test_positions_and_seeds_have_noise_of_their_own() -> None:
     assert len(set(drawn(seeded(1), same, positions))) > 10
     assert drawn(seeded(1), same, positions) != drawn(seeded(2), same, positions)
     assert len(set(drawn(seeded(1), same, [7] * 200))) == 1
+
+
+def test_tokens_of_many_positions_are_distributed_as_the_target_s() -> None:
+    """With the walk's exact enumeration, answers are; a seed gives the same one with any draft."""
+    mx.random.seed(0)
+    sampler, count = NodeSampler(make_sampler(0.8), None), 5000
+    rows = logits(1)
+    tokens = drawn(sampler, mx.broadcast_to(rows, (count, V)), [*range(count)])
+    probabilities = np.array(mx.softmax(rows[0] / 0.8), np.float64)
+    counts, expected = np.bincount(tokens, minlength=V), count * probabilities
+    assert chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > 1e-6
+    assert chisquare(counts).pvalue < 1e-6
 
 
 def test_greedy_sampling_takes_the_most_probable_and_draws_nothing() -> None:

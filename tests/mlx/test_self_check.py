@@ -24,36 +24,24 @@ from vllm_redrafter.utils.errors import ConfigError
 PRECISIONS = [("float32", 0), ("bfloat16", 0), ("float16", 0), ("bfloat16", 4), ("float16", 8)]
 
 
-def causal(parents: Any) -> TreeInput:
-    tree = TreeInput(parents)
-    tree.sees = np.tri(len(parents), dtype=bool)
-    return tree
-
-
-def blind(parents: Any) -> TreeInput:
-    tree = TreeInput(parents)
-    tree.sees = np.eye(len(parents), dtype=bool)
-    return tree
-
-
-def by_rows(parents: Any) -> TreeInput:
-    tree = TreeInput(parents)
-    tree.depths = np.arange(len(parents), dtype=np.int32)
-    return tree
-
-
-def at_the_root(parents: Any) -> TreeInput:
-    tree = TreeInput(parents)
-    tree.depths[:] = 0
+def wrong_tree(parents: Any, kind: str) -> TreeInput:
+    tree, n = TreeInput(parents), len(parents)
+    changes: dict[str, tuple[str, Any]] = {
+        "causal": ("sees", np.tri(n, dtype=bool)),
+        "blind": ("sees", np.eye(n, dtype=bool)),
+        "by rows": ("depths", np.arange(n, dtype=np.int32)),
+        "at the root": ("depths", np.zeros(n, np.int32)),
+    }
+    setattr(tree, *changes[kind])
     return tree
 
 
 @pytest.mark.parametrize(("dtype", "bits"), PRECISIONS)
-@pytest.mark.parametrize("wrong", [causal, blind, by_rows, at_the_root])
+@pytest.mark.parametrize("kind", ["causal", "blind", "by rows", "at the root"])
 def test_a_wrong_tree_is_refused(
-    wrong: Callable[[Any], TreeInput], dtype: str, bits: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, dtype: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_check, "TreeInput", wrong)
+    monkeypatch.setattr(self_check, "TreeInput", partial(wrong_tree, kind=kind))
     model = tiny_model("llama", getattr(mx, dtype), bits)
     with pytest.raises(ConfigError, match=r"a tree's logits are .* off"):
         TreeTarget(model)
@@ -86,20 +74,24 @@ def with_head(model: Any, head: Callable[[Any, Any], Any]) -> Any:
     return model
 
 
-def test_logits_of_more_than_the_hidden_states_are_refused() -> None:
-    model = tiny_model("llama")
-    table = model.model.embed_tokens
-    other = with_head(model, lambda tokens, hidden: table.as_linear(hidden + table(tokens)))
-    with pytest.raises(ConfigError, match=r"its logits do not come from the output .* alone"):
-        TreeTarget(other)
-
-
-def test_a_norm_behind_the_hidden_states_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("reads_tokens", "message"),
+    [
+        (True, r"its logits do not come from the output .* alone"),
+        (False, "the final norm is not in the module"),
+    ],
+)
+def test_logits_of_more_than_the_normed_hidden_states_are_refused(
+    reads_tokens: bool, message: str
+) -> None:
     model = tiny_model("llama")
     norm, table = model.model.norm, model.model.embed_tokens
-    other = with_head(model, lambda _, hidden: table.as_linear(norm(hidden)))
-    with pytest.raises(ConfigError, match="the final norm is not in the module"):
-        TreeTarget(other)
+
+    def head(tokens: Any, hidden: Any) -> Any:
+        return table.as_linear(hidden + table(tokens) if reads_tokens else norm(hidden))
+
+    with pytest.raises(ConfigError, match=message):
+        TreeTarget(with_head(model, head))
 
 
 class Looped(llama.LlamaModel):

@@ -9,16 +9,13 @@ import pytest
 import torch
 
 mx = pytest.importorskip("mlx.core")
+nn = pytest.importorskip("mlx.nn")
 mlx_utils = pytest.importorskip("mlx_lm.utils")
 
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    LlamaConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
 from redrafter_testing.models.mlx_models import tiny_model
+from vllm_redrafter.mlx.taps import take_positions
 from vllm_redrafter.mlx.target import TreeTarget
 from vllm_redrafter.mlx.tree_cache import TreeInput
 
@@ -73,3 +70,17 @@ def test_nodes_have_the_hidden_states_of_their_paths() -> None:
     path = mx.concatenate([context, nodes[mx.array([0, 1, 3])]])
     _, expected = target.forward(path, target.make_cache())
     assert mx.allclose(hidden[mx.array([0, 1, 3])], expected[-3:], atol=1e-5)
+
+
+def test_a_rope_takes_a_position_for_each_token_and_other_offsets_as_before() -> None:
+    plain, rope = nn.RoPE(8), nn.RoPE(8)
+    take_positions(nn.Sequential(rope))
+    x = mx.random.normal((1, 2, 3, 8))
+    for heads in 1, 2:
+        turned = rope(x[:, :heads], mx.array([9, 10, 10]))
+        for token, position in enumerate([9, 10, 10]):
+            alone = plain(x[:, :heads, token : token + 1], offset=position)
+            assert mx.allclose(turned[:, :, token : token + 1], alone, atol=1e-6)
+    batch = mx.random.normal((3, 2, 5, 8))
+    for offset in 0, 4, mx.array(4), mx.array([1, 5, 7]):
+        assert mx.array_equal(rope(batch, offset), plain(batch, offset=offset))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every model class of mlx-lm: trees are what plain decoding is, or they are refused."""
 
+import json
 from copy import deepcopy
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,13 @@ nn = pytest.importorskip("mlx.nn")
 pytest.importorskip("mlx_lm")
 
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import (
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.utils import load_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from redrafter_testing.models import mlx_models
 from redrafter_testing.models.mlx_models import ACCEPTED, REFUSED, VOCAB, tiny_model
-from vllm_redrafter.mlx.target import TreeTarget
+from vllm_redrafter.mlx.target import TreeTarget, check_rope
 from vllm_redrafter.mlx.tree_cache import TreeInput
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -236,12 +235,18 @@ def test_a_prompt_cache_of_mlx_lm_is_adopted_with_its_tokens(name: str, length: 
         assert off(to_numpy(got), to_numpy(right)) < 2e-5
 
 
-def test_a_refused_prompt_cache_is_left_as_it_was() -> None:
-    target = TreeTarget(tiny_model("llama"))
-    caches = [KVCache(), KVCache(), KVCache(), QuantizedKVCache()]
-    with pytest.raises(ConfigError, match="QuantizedKVCache that does not keep K and V"):
-        target.adopt(caches)
-    assert list(map(type, caches)) == [KVCache, KVCache, KVCache, QuantizedKVCache]
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ([KVCache] * 3 + [QuantizedKVCache], "QuantizedKVCache that does not keep K and V"),
+        ([KVCache] * 3, "has 3 layers, and the target 4"),
+    ],
+)
+def test_a_refused_prompt_cache_is_left_as_it_was(kinds: list[Any], message: str) -> None:
+    caches = [kind() for kind in kinds]
+    with pytest.raises(ConfigError, match=message):
+        TreeTarget(tiny_model("llama")).adopt(caches)
+    assert list(map(type, caches)) == kinds
 
 
 def test_adopting_ends_a_tree_that_an_interrupted_step_left() -> None:
@@ -255,7 +260,20 @@ def test_adopting_ends_a_tree_that_an_interrupted_step_left() -> None:
     assert off(to_numpy(got), to_numpy(right)) < 2e-5
 
 
-def test_a_prompt_cache_of_another_model_is_refused() -> None:
-    target = TreeTarget(tiny_model("llama"))
-    with pytest.raises(ConfigError, match="has 3 layers, and the target 4"):
-        target.adopt([KVCache(), KVCache(), RotatingKVCache(8)])
+@pytest.mark.parametrize("written", [{}, {"rope_theta": 5e5}])
+def test_a_rope_theta_that_mlx_lm_does_not_read_is_refused(
+    written: dict[str, float], tmp_path: Path
+) -> None:
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_attention_heads=2)
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    config = LlamaConfig(**sizes, num_hidden_layers=1, rope_parameters=rope)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | written))
+    model, values = load_model(tmp_path)
+    if written:
+        assert model.args.rope_theta == 5e5
+        check_rope("target", values, model.args)
+        return
+    with pytest.raises(ConfigError, match=r'write "rope_theta": 500000.0 into its config.json'):
+        check_rope("target", values, model.args)

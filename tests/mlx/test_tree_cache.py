@@ -31,12 +31,6 @@ def rows(count: int, heads: int = 2, size: int = 4) -> Any:
     return mx.random.normal((1, heads, count, size))
 
 
-def filled(n: int, window: int | None = None) -> TreeCache:
-    cache = TreeCache(window)
-    cache.update_and_fetch(rows(n), rows(n))
-    return cache
-
-
 def path_of(node: int, parents: Sequence[int]) -> list[int]:
     path = [node]
     while node:
@@ -62,21 +56,6 @@ def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | N
             seen = place < n or place - n in path_of(node, PARENTS)
             near = window is None or positions[n + node] - positions[place] < window
             assert mask[node, place] == (seen and near)
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_first_rows_of_a_path_become_tokens(count: int) -> None:
-    cache, new = filled(5), (rows(N), rows(N))
-    before = [mx.array(x) for x in cache.keys_and_values()]
-    cache.begin(TreeInput(PARENTS))
-    cache.update_and_fetch(*new)
-    path = [0, 2, 5, 5]
-    found = cache.rows_of(mx.array(path))
-    mx.eval(found)
-    cache.keep(found, count)
-    for got, old, its_new in zip(cache.keys_and_values(), before, new, strict=True):
-        assert mx.array_equal(got[..., :5, :], old)
-        assert mx.array_equal(got[..., 5:, :], its_new[..., mx.array(path[:count], mx.int32), :])
 
 
 def test_a_cache_without_window_or_tree_is_mlx_lms() -> None:

@@ -127,7 +127,7 @@ class Handler(server.APIHandler):
             raise _refused("messages", messages, "be objects, of text or of parts") from None
         if has_images:
             raise ConfigError(
-                "images are refused, as mlx-serve reads text alone: use mlx_lm.server"
+                "messages: images are refused, as mlx-serve reads text alone: use mlx_lm.server"
             )
         return super().handle_chat_completions()
 
