@@ -85,9 +85,7 @@ def test_pickled_tensors_that_share_memory_come_apart(tmp_path: Path) -> None:
 
 
 def test_other_numbers_of_files_than_one_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"has no weights; looked for model\.safetensors"
-    ):
+    with pytest.raises(ConfigError, match=r"has no weights; looked for model\.safetensors"):
         find_weights(str(tmp_path))
     for name in ("b.pt", "a.pt"):
         torch.save(WEIGHTS, tmp_path / name)

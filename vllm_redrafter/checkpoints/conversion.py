@@ -70,10 +70,6 @@ def convert(
 
     Returns:
         Notes, a sentence each: files read, sizes taken from the tensors, and what was left out.
-
-    Raises:
-        ConfigError: the source is no drafter or contradicts itself, the destination has other
-            content, or the format to write has no place for what the source has.
     """
     if to not in get_args(Layout):
         raise ConfigError(f"--to must be one of {', '.join(get_args(Layout))}, got {to!r}")

@@ -33,15 +33,9 @@ _LOAD_ERRORS = (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError, 
 def resolve_file(
     model: str, name: str, revision: str | None = None, what: str = "drafter"
 ) -> Path | None:
-    """A file of a checkpoint folder or hub repository; None where the checkpoint has no such file.
+    """A file of a folder, or of a hub repository; None where the checkpoint has no such file.
 
-    Args:
-        model, revision: a folder, or a hub repository's id and revision.
-        name: of the file.
-        what: what messages call the model.
-
-    Raises:
-        ConfigError: there is neither such a folder nor such a repository within reach.
+    `what` is what messages call the model. A ConfigError says that it is not within reach.
     """
     folder = Path(os.path.expanduser(model))
     if model and os.path.isdir(folder):
@@ -63,11 +57,7 @@ def resolve_file(
 
 
 def read_config(model: str, revision: str | None = None, what: str = "drafter") -> dict[str, Any]:
-    """A checkpoint's config.json; empty where it has none. The arguments are `resolve_file`'s.
-
-    Raises:
-        ConfigError: no such checkpoint, or its config.json is not a JSON object.
-    """
+    """A checkpoint's config.json; empty where it has none. The arguments are `resolve_file`'s."""
     path = resolve_file(model, CONFIG_FILE, revision, what)
     if path is None:
         return {}

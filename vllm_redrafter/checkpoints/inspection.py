@@ -75,11 +75,7 @@ class Inspection:
 
 
 def inspect_checkpoint(model: str) -> Inspection:
-    """Read and check what a checkpoint says of itself.
-
-    Raises:
-        ConfigError: not a checkpoint that vLLM could serve; the message says why.
-    """
+    """Read and check what a checkpoint says of itself."""
     found = Checkpoint.open(model).checked()
     with safe_open(found.weights, framework="pt") as file:
         tensors = [_header(file, name) for name in sorted(file.keys())]
@@ -87,11 +83,7 @@ def inspect_checkpoint(model: str) -> Inspection:
 
 
 def misfits_with(config: HeadConfig, target: str) -> list[str]:
-    """`misfits_of` for a target by folder or hub id; its config.json alone is read.
-
-    Raises:
-        ConfigError: transformers knows no such model.
-    """
+    """`misfits_of` for a target by folder or hub id; its config.json alone is read."""
     from transformers import AutoConfig
 
     check_within_reach(target, "target")

@@ -55,13 +55,9 @@ DTYPES |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A drafter's checkpoint whose config.json has been read, once: passed on in place of its name.
+    """A drafter's checkpoint whose config.json, `values`, has been read: passed on for its name.
 
-    Attributes:
-        model, revision: a folder, or a hub repository's id and revision.
-        values: its config.json.
-        head: the drafter's sizes.
-        acceptance: its measured acceptance.
+    `model` is a folder, or a hub repository's id with a `revision`.
     """
 
     model: str

@@ -15,11 +15,7 @@ def shipped_drafters() -> list[str]:
 
 
 def shipped_drafter(name: str) -> Path:
-    """The folder of one, which vLLM takes for its `--spec-model`.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """The folder of one, which vLLM takes for its `--spec-model`."""
     if name not in shipped_drafters():
         raise ConfigError(
             f"no drafter {name!r} comes with this package; those that do: "

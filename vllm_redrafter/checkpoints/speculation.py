@@ -27,9 +27,6 @@ def speculation(
         given: by the names of `ReDrafterConfig`.
         default_max_nodes: limits K if it is not given; None does not. Called only if needed.
         owner: what messages begin with.
-
-    Raises:
-        ConfigError: values out of range, or that the drafter cannot serve; or there is no K.
     """
     recorded = {} if checkpoint is None else _recorded_besides(checkpoint, given)
     shape = {**recorded, **given}

@@ -28,11 +28,7 @@ _PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.
 
 
 def find_weights(model: str) -> list[Path]:
-    """The files that hold a checkpoint's weights, all of one format; downloaded from the hub.
-
-    Raises:
-        ConfigError: no such checkpoint, no weights, a shard missing, or several `*.pt`.
-    """
+    """The files that hold a checkpoint's weights, all of one format; downloaded from the hub."""
     for name in FILES:
         if path := resolve_file(model, name):
             return _shards(model, path) if name.endswith(INDEX) else [path]
@@ -53,11 +49,7 @@ def find_weights(model: str) -> list[Path]:
 
 
 def read_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """All tensors of these files on the CPU, by the files' names; code in pickles does not run.
-
-    Raises:
-        ConfigError: a file is not readable, holds anything but tensors, or repeats a name.
-    """
+    """All tensors of these files on the CPU, by the files' names; code in pickles does not run."""
     tensors: dict[str, Tensor] = {}
     for path in paths:
         found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)

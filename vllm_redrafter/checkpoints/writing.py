@@ -32,11 +32,9 @@ def save_drafter(
     shape: Mapping[str, Any] | None = None,
     **extra: Any,
 ) -> None:
-    """Write a checkpoint folder.
+    """Write a checkpoint folder, which is made if it does not exist.
 
     Args:
-        drafter: what to write.
-        folder: made if it does not exist.
         verifier: the target's name or path, recorded under `speculators_config`.
         shape: the default shape for serving, recorded there as well; see `shape_of`.
         extra: further entries of config.json, such as training settings.
@@ -69,11 +67,7 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
 
 
 def check_recordable(model: str) -> Path:
-    """A checkpoint's config.json, if a shape can be recorded there; asked before the evaluation.
-
-    Raises:
-        ConfigError: it is no folder, cannot be written to, or has no place for a shape.
-    """
+    """A checkpoint's config.json, if a shape can be recorded there; asked before the evaluation."""
     folder = Path(os.path.expanduser(model))
     if not folder.is_dir():
         raise ConfigError(

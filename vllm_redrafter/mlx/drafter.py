@@ -56,16 +56,10 @@ class ExploredProposer(Proposer[Explored]):
 class Drafter:
     """A head for one target, and its learned state. It serves one request at a time.
 
-    Attributes:
-        target: prepared for trees.
-        head: None to verify prompt-lookup (n-gram) matches alone.
-        config: the limits of a draft.
-        drafting: decides what each step drafts, and learns.
-        stats: counters of the steps.
-        layers: none; mlx-lm counts those of draft models.
+    Without a `head`, prompt-lookup (n-gram) matches alone are verified.
     """
 
-    layers: tuple[()] = ()
+    layers: tuple[()] = ()  # mlx-lm counts those of draft models
 
     def __init__(
         self, target: TreeTarget, head: Head | None, config: ReDrafterConfig, drafting: Drafting
@@ -86,7 +80,6 @@ def load_drafter(
     Args:
         drafter: a checkpoint: a folder or a hub id. None to verify matches in the text alone.
         model: the target, as `mlx_lm.load` returns it; prepared in place.
-        revision: of the drafter's hub repository.
         speculation: fields of `ReDrafterConfig`. The others are the checkpoint's, but at most 7
             `num_speculative_tokens`.
 

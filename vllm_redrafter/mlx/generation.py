@@ -64,8 +64,6 @@ def stream_generate(
     """The answer to a prompt, token by token, as `mlx_lm.stream_generate` gives it.
 
     Args:
-        model, tokenizer: of `mlx_lm.load`.
-        prompt: text or tokens.
         max_tokens: of the answer; -1 for no limit.
         draft_model: of `load_drafter`, for this model; None to decode by mlx-lm alone.
         sampler: of `mlx_lm.sample_utils`, or another that draws from `mx.random.state`. After
@@ -73,8 +71,6 @@ def stream_generate(
         logits_processors: see the tokens up to a node; drafts are chains then.
         prompt_cache: of this model, with the text before the prompt; it takes prompt and answer.
         cached_text: tokens before the prompt, where known: for matches and logits processors.
-        prefill_step_size: tokens of the prompt that are read at once.
-        prompt_progress_callback: is called with the tokens read of the prompt, and all of them.
         refused: mlx-lm's other arguments, which speculation does not take.
 
     Raises:

@@ -141,11 +141,7 @@ FORMS: dict[type[HeadConfig], type[Head]] = {
 
 
 def load_head(checkpoint: Checkpoint, dtype: mx.Dtype) -> Head:
-    """Read a drafter's weights in the target's dtype.
-
-    Raises:
-        ConfigError: no MLX form of the head or dtype, or a checkpoint that does not load.
-    """
+    """Read a drafter's weights in the target's dtype."""
     config, model = checkpoint.head, checkpoint.model
     if (form := FORMS.get(type(config))) is None:
         known = " and ".join(f'"{config_class.model_type}"' for config_class in FORMS)

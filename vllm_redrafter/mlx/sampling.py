@@ -42,16 +42,12 @@ class NodeSampler:
     def sample(
         self, logits: mx.array, positions: Sequence[int], context: mx.array, nodes: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Draw a token at each of N nodes, lazily.
+        """Draw tokens [N] at N nodes, lazily; and log-probabilities [N, V] as mlx-lm gives them.
 
         Args:
-            logits: [N, V].
-            positions: [N], of the nodes.
+            logits, positions: [N, V] and [N], of the nodes.
             context: [T] integers, the tokens before the root.
             nodes: [N] integers, the nodes' tokens: a chain's, if there are processors.
-
-        Returns:
-            tokens [N], and log-probabilities [N, V] as mlx-lm gives them.
         """
         if self.needs_chain:
             logits = self._processed(logits, mx.concatenate([context, nodes]))

@@ -41,16 +41,13 @@ UNSET = 0
 def serve(
     target: str, drafter: str | None, arguments: Sequence[str], speculation: Mapping[str, Any]
 ) -> None:
-    """Serve a target until Ctrl-C.
+    """Serve a target until Ctrl-C; a ConfigError says what cannot be loaded or served.
 
     Args:
         target: a folder or a hub id; or a drafter that records its target.
         drafter: of the target; None to verify matches alone, or if `target` is a drafter.
         arguments: more of mlx-lm's server.
         speculation: keyword arguments of `load_drafter`.
-
-    Raises:
-        ConfigError: something cannot be loaded or served, with the reason.
     """
     target, drafter = target_and_drafter(target, drafter)
     if drafter is not None:
@@ -71,11 +68,7 @@ def serve(
 
 
 def target_and_drafter(model: str, drafter: str | None) -> tuple[str, str | None]:
-    """The names of the target and of its drafter, if any; `model` may be a drafter.
-
-    Raises:
-        ConfigError: `model` is out of reach, or a drafter without a target or beside another one.
-    """
+    """The names of the target and of its drafter, if any; `model` may be a drafter."""
     values = read_config(model, what="target")
     if not is_head(values.get("model_type")):
         return model, drafter
@@ -195,8 +188,7 @@ def generate(
 ) -> Iterator[GenerationResponse]:
     """Our `stream_generate`, called as mlx-lm's server calls its own; logs tokens per step.
 
-    `num_draft_tokens` is UNSET, and `kv_bits` and `input_embeddings` are None: `_check_arguments`
-    and `Handler` refuse others. `stream` is the thread's own, as in `stream_generate`.
+    `_check_arguments` and `Handler` refuse other values of the arguments that are not used.
     """
     cached = prompt_cache.tokens if isinstance(prompt_cache, CachedText) else ()
     num_tokens = num_steps = 0

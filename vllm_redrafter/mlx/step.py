@@ -21,14 +21,8 @@ from vllm_redrafter.tree.token_tree import TokenTree
 
 
 class Step(NamedTuple):
-    """The outcome of a step.
-
-    Attributes:
-        path: the accepted nodes, root first.
-        tokens: the target's at each of them: the output.
-        logprobs: [N, V], of all nodes.
-        explored: by the search at the end of the step; None without a search.
-    """
+    """Accepted nodes, root first; the target's tokens there; log-probabilities [N, V] of all nodes;
+    and what the search at the end of the step explored, if there was one."""
 
     path: list[int]
     tokens: list[int]
@@ -37,13 +31,7 @@ class Step(NamedTuple):
 
 
 class AcceptedPath(NamedTuple):
-    """What a verification step accepted.
-
-    Attributes:
-        path: [D+1] int32, the accepted nodes, root first; beyond the end, the last one again.
-        length: [] int32, how many nodes were accepted; so many tokens are output.
-        last_node: [] int32, the last accepted node.
-    """
+    """All int32: accepted nodes [D+1], root first and filled with the last one; their number []."""
 
     path: mx.array
     length: mx.array

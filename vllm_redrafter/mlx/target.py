@@ -21,22 +21,13 @@ INSTEAD = "use mlx_lm.generate without a drafter, or a target that docs/mlx-mode
 
 
 class TreeTarget:
-    """A model that a drafter drafts for.
+    """A model to draft for; only the classes of its ropes and of what is tapped change.
 
-    Attributes:
-        model: as mlx-lm loaded it; only the classes of its ropes and of what is tapped change.
-        hidden_size, vocab_size: H and V.
-        dtype: of the hidden states.
-        layers: of the model, that the drafter reads.
-        taps: where its hidden states are seen.
+    `layers` are those that the drafter reads; `dtype` is that of the hidden states.
     """
 
     def __init__(self, model: nn.Module, target_layers: Sequence[int] = ()) -> None:
-        """Prepare a model with its weights in place, and try a small tree on it.
-
-        Raises:
-            ConfigError: no tree can be verified on it; the message says why.
-        """
+        """Prepare a model in place, and try a tree on it; a ConfigError says what is wrong."""
         if missing := missing_layers(target_layers, len(model.layers)):
             raise ConfigError(f"target_layers: {missing}")
         self.model = model
@@ -72,11 +63,7 @@ class TreeTarget:
         return [TreeCache(window) for window in self._windows]
 
     def adopt(self, caches: list[KVCache | RotatingKVCache]) -> None:
-        """Make a prompt cache of mlx-lm one for trees, in place and with its tokens.
-
-        Raises:
-            ConfigError: they are of another model, quantised, or have dropped tokens.
-        """
+        """Make a prompt cache of mlx-lm one for trees, in place and with its tokens."""
         if len(caches) != len(self._windows):
             raise ConfigError(
                 f"the prompt cache has {len(caches)} layers, and the target {len(self._windows)}: "
@@ -163,14 +150,8 @@ def check_rope(name: str, config: Mapping[str, Any], arguments: Any) -> None:
     """Refuse a target whose positions mlx-lm would turn by another angle than it was trained with.
 
     transformers 5 writes the base of the angles into `rope_parameters`; many of mlx-lm's models
-    look for `rope_theta`, beside it, and else take their default without a word.
-
-    Args:
-        name, config: of the target, and its config.json.
-        arguments: `args` of mlx-lm's model.
-
-    Raises:
-        ConfigError: the message has the line to add.
+    look for `rope_theta`, beside it, and else take their default without a word. `config` is the
+    target's config.json, and `arguments` are `args` of mlx-lm's model.
     """
     theta = (config.get("rope_parameters") or {}).get("rope_theta")
     taken = getattr(arguments, "rope_theta", None)
