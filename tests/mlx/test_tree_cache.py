@@ -12,7 +12,6 @@ mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
 from mlx_lm.models.cache import (
-    KVCache,
     load_prompt_cache,
     make_prompt_cache,
     save_prompt_cache,
@@ -21,7 +20,7 @@ from mlx_lm.models.cache import (
 
 from redrafter_testing.models.mlx_models import tiny_model
 from vllm_redrafter.mlx.target import TreeTarget
-from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
+from vllm_redrafter.mlx.tree_cache import TreeInput
 
 PARENTS = [0, 0, 0, 1, 3, 2, 4]
 N = len(PARENTS)
@@ -39,12 +38,6 @@ def path_of(node: int, parents: Sequence[int]) -> list[int]:
     return path
 
 
-def same(mask: Any, other: Any) -> bool:
-    if isinstance(mask, mx.array) and isinstance(other, mx.array):
-        return bool(mx.array_equal(mask, other))
-    return mask is other or mask == other
-
-
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 100])
 @pytest.mark.parametrize("n", [0, 5])
 def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | None) -> None:
@@ -56,21 +49,6 @@ def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | N
             seen = place < n or place - n in path_of(node, PARENTS)
             near = window is None or positions[n + node] - positions[place] < window
             assert mask[node, place] == (seen and near)
-
-
-def test_a_cache_without_window_or_tree_is_mlx_lms() -> None:
-    ours, plain = TreeCache(), KVCache()
-    for count in (3, 1, 300, 2):
-        its_rows = rows(count), rows(count)
-        for arguments in ((False, None), (True, None), (True, 4)):
-            asked = dict(zip(("return_array", "window_size"), arguments, strict=True))
-            assert same(ours.make_mask(count, **asked), plain.make_mask(count, **asked))
-        for got, expected in zip(
-            ours.update_and_fetch(*its_rows), plain.update_and_fetch(*its_rows), strict=True
-        ):
-            assert mx.array_equal(got, expected)
-    assert ours.offset == plain.offset and ours.nbytes == plain.nbytes
-    assert ours.trim(4) == 4 and ours.offset == 302
 
 
 def test_mlx_lm_saves_loads_and_trims_a_prompt_cache(tmp_path: Path) -> None:
