@@ -201,31 +201,6 @@ def command_of_sampled(target: Path, prompts: Path, output: Path) -> list[object
     ]
 
 
-def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
-    runs: Runs, chat_target: Path, prompts: Path, tmp_path: Path
-) -> None:
-    command = [
-        *(sys.executable, "-c", "from vllm_redrafter.cli.main import app; app()"),
-        *command_of_sampled(chat_target, prompts, tmp_path),
-    ]
-    with process_trees.started(command) as process:
-        while not DatasetInfo.finished_shards(tmp_path):
-            assert process.poll() is None, "it must not end before the first shard"
-            time.sleep(0.005)
-        workers = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-    kept = {path: path.read_bytes() for path in tmp_path.glob("*.parquet")}
-    assert 0 < len(kept) < NUM_PROMPTS // 4, "killed too late to say anything"
-    assert workers, "vLLM's worker is a process of its own"
-    _, left = psutil.wait_procs(workers, timeout=30)
-    assert not left, "they keep the memory that the next run needs"
-    result = process_trees.run(command, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert f"{len(kept)} shards were there already" in result.stdout
-    assert all(path.read_bytes() == content for path, content in kept.items())
-    assert rows_of(tmp_path) == rows_of(runs.sampled) != rows_of(runs.greedy)
-
-
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[dict[str, str]]:
     """A cluster of Ray, with a GPU in each node."""
