@@ -28,7 +28,7 @@ from shared_parts.gpu import Gpu
 from shared_parts.launches import Timed
 
 from vllm_redrafter.config import MAX_NODES
-from vllm_redrafter.tree.token_tree import ancestor_mask, pack_bits
+from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 
 BLOCK_SIZE = 16
@@ -85,8 +85,9 @@ class Case:
 
         blocks = self.batch * self.blocks
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()
-        parents = (torch.arange(self.nodes) - 1).clamp(min=0) // 2
-        ancestors = pack_bits(ancestor_mask(parents.expand(self.batch, -1)))
+        parents = ((torch.arange(self.nodes) - 1).clamp(min=0) // 2).expand(self.batch, -1)
+        nodes = torch.full((self.batch,), self.nodes)
+        ancestors = TokenTree(parents, parents, parents, nodes).ancestors
         heads, kv_heads = HEADS[self.target]
         cache = (blocks, BLOCK_SIZE, kv_heads, HEAD_DIM)
         starts = torch.arange(self.batch + 1, dtype=torch.int32) * self.nodes

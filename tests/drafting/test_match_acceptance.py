@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vllm_redrafter.budget.match_acceptance import MEMORY, prior_acceptance
-from vllm_redrafter.drafting.match_acceptance import MatchAcceptance
+from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH
 
 DEPTH = 4

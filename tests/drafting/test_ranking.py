@@ -164,13 +164,11 @@ def test_a_node_of_both_sources_is_as_probable_as_the_more_confident_one_says(se
     explored, matches = search_and_paths(seed)
     requests, length, width = explored.tokens.shape
     depth = matches.tokens.shape[2]
-    expected = joined(explored, matches)
+    expected, match_lengths = joined(explored, matches)
     parts = [part.contiguous().numpy() for part in vars(explored).values()]
     nodes = DraftNodes(*joined_nodes(*parts, matches.tokens.numpy(), matches.lengths.numpy()))
-    is_node = (expected.match_lengths > 0) | (expected.explored.log_probs > -torch.inf)
-    for array, part in zip(
-        nodes, (*vars(expected.explored).values(), expected.match_lengths), strict=True
-    ):
+    is_node = (match_lengths > 0) | (expected.log_probs > -torch.inf)
+    for array, part in zip(nodes, (*vars(expected).values(), match_lengths), strict=True):
         assert np.array_equal(array[is_node.numpy()], part.numpy()[is_node.numpy()])
 
     sampled, levels = np.arange(requests) % 2 == 1, max(length, depth)

@@ -22,7 +22,7 @@ from vllm_redrafter.engine.speculative_config import Request, request_for, valid
 from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.evaluation.evaluate import evaluate_shapes
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
-from vllm_redrafter.heads.registry import is_head
+from vllm_redrafter.heads.registry import heads
 from vllm_redrafter.training.distillation import Distillation
 
 
@@ -76,7 +76,7 @@ def test_drafts_longer_than_there_are_heads_are_neither_trained_nor_evaluated() 
 
 def test_vllm_s_checkpoints_stay_vllm_s_unless_trees_are_asked_for(tmp_path: Path) -> None:
     source = str(write(tmp_path / "source", VLLM, "model.safetensors", medusa().state_dict()))
-    assert not is_head("medusa")
+    assert "medusa" not in heads()
     assert request_for({"model": source, "num_speculative_tokens": 3}) is None
     assert request_for({"model": source, "method": "medusa"}) is None
     asked = {"model": source, "num_speculative_tokens": 8, "method": "redrafter"}

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrafter_testing.algorithm.context_matches import search_and_paths, slow_matches
+from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import (
     ContextMatches,
-    JoinedNodes,
     find_matches,
     joined,
     with_matches,
@@ -38,23 +38,22 @@ def test_a_path_ends_before_what_is_no_token() -> None:
     assert found.lengths.tolist() == [[2, 0]]
 
 
-def is_node(nodes: JoinedNodes) -> torch.Tensor:
-    return (nodes.explored.log_probs > -torch.inf) | (nodes.match_lengths > 0)
+def is_node(nodes: ExploredNodes, match_lengths: torch.Tensor) -> torch.Tensor:
+    return (nodes.log_probs > -torch.inf) | (match_lengths > 0)
 
 
-def paths_of(nodes: JoinedNodes, r: int) -> dict[tuple[int, ...], tuple[float, int]]:
+def paths_of(
+    nodes: ExploredNodes, match_lengths: torch.Tensor, r: int
+) -> dict[tuple[int, ...], tuple[float, int]]:
     """Of each node, by the tokens from the root on: its log-probability and length of match."""
-    explored, found = nodes.explored, {}
+    found = {}
     at: dict[tuple[int, int], tuple[int, ...]] = {}
-    for level, beam in is_node(nodes)[r].nonzero().tolist():
-        above = at[level - 1, int(explored.back_pointers[r, level, beam])] if level else ()
-        path = (*above, int(explored.tokens[r, level, beam]))
+    for level, beam in is_node(nodes, match_lengths)[r].nonzero().tolist():
+        above = at[level - 1, int(nodes.back_pointers[r, level, beam])] if level else ()
+        path = (*above, int(nodes.tokens[r, level, beam]))
         assert path not in found, "a node stands twice"
         at[level, beam] = path
-        found[path] = (
-            float(explored.log_probs[r, level, beam]),
-            int(nodes.match_lengths[r, level, beam]),
-        )
+        found[path] = float(nodes.log_probs[r, level, beam]), int(match_lengths[r, level, beam])
     return found
 
 
@@ -64,7 +63,7 @@ def test_joined_nodes_are_those_of_both_and_no_node_stands_twice(seed: int) -> N
     found = joined(explored, matches)
     none = ContextMatches(matches.tokens.new_full((4, 0, 5), -1), matches.lengths[:, :0])
     for r in range(4):
-        expected = paths_of(joined(explored, none), r)
+        expected = paths_of(*joined(explored, none), r)
         for tokens, length in zip(
             matches.tokens[r].tolist(), matches.lengths[r].tolist(), strict=True
         ):
@@ -72,23 +71,24 @@ def test_joined_nodes_are_those_of_both_and_no_node_stands_twice(seed: int) -> N
             for depth in range(1, ends + 1 if length else 1):
                 path = tuple(tokens[:depth])
                 expected[path] = expected.get(path, (-float("inf"), 0))[0], length
-        assert paths_of(found, r) == expected
+        assert paths_of(*found, r) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_node_of_both_is_as_probable_as_the_more_confident_says(seed: int) -> None:
     explored, matches = search_and_paths(seed)
     probabilities = torch.rand(5, 5, generator=torch.Generator().manual_seed(seed))
-    nodes, found = joined(explored, matches), with_matches(explored, matches, probabilities)
-    assert torch.equal(found.tokens, nodes.explored.tokens)
-    assert torch.equal(found.log_probs > -torch.inf, is_node(nodes))
-    for r, level, beam in is_node(nodes).nonzero().tolist():
+    nodes, match_lengths = joined(explored, matches)
+    found, live = with_matches(explored, matches, probabilities), is_node(nodes, match_lengths)
+    assert torch.equal(found.tokens, nodes.tokens)
+    assert torch.equal(found.log_probs > -torch.inf, live)
+    for r, level, beam in live.nonzero().tolist():
         parent = int(found.back_pointers[r, level, beam])
         above = float(found.log_probs[r, level - 1, parent]) if level else 0.0
         by_search = by_match = -float("inf")
-        if nodes.explored.log_probs[r, level, beam] > -torch.inf:
+        if nodes.log_probs[r, level, beam] > -torch.inf:
             by_search = -1.0  # every node of these searches, given its parent
-        if length := int(nodes.match_lengths[r, level, beam]):
+        if length := int(match_lengths[r, level, beam]):
             by_match = float(probabilities[length - 1, level].log())
         expected = above + max(by_search, by_match)
         assert float(found.log_probs[r, level, beam]) == pytest.approx(expected, abs=1e-5)

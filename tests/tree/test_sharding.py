@@ -10,14 +10,6 @@ from vllm_redrafter.tree.beam_search import beam_search, log_softmax_of_top
 from vllm_redrafter.tree.sharding import VocabularyShard
 
 
-def shards(tokens: int, ranks: int, gather: object = None) -> list[VocabularyShard]:
-    return [VocabularyShard(tokens, rank, ranks, gather) for rank in range(ranks)]  # type: ignore[arg-type]
-
-
-def all_gathered(parts: list[VocabularyShard], logits: torch.Tensor) -> torch.Tensor:
-    return torch.cat([part.best_here(logits[..., part.rows]) for part in parts], dim=-1)
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     tokens=st.integers(1, 400),
@@ -28,10 +20,18 @@ def all_gathered(parts: list[VocabularyShard], logits: torch.Tensor) -> torch.Te
 def test_the_best_of_all_ranks_are_the_best(tokens: int, ranks: int, beams: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randperm(beams * tokens, generator=generator).view(1, beams, tokens) / 7
-    gathered = all_gathered(shards(tokens, ranks), logits)
-    parts = shards(tokens, ranks, lambda _: gathered)
-    expected = log_softmax_of_top(logits, 5)
-    for part in parts:
+    sent: list[torch.Tensor] = []
+
+    def send(mine: torch.Tensor) -> torch.Tensor:
+        sent.append(mine)
+        return torch.cat([mine] * ranks, dim=-1)
+
+    for rank in range(ranks):
+        part = VocabularyShard(tokens, rank, ranks, send)
+        part.top(logits[..., part.rows])
+    gathered, expected = torch.cat(sent, dim=-1), log_softmax_of_top(logits, 5)
+    for rank in range(ranks):
+        part = VocabularyShard(tokens, rank, ranks, lambda _: gathered)
         found = log_softmax_of_top(logits[..., part.rows], 5, part)
         assert torch.equal(found[0], expected[0])
         known = expected[0] > -torch.inf

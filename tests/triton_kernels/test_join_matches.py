@@ -56,16 +56,16 @@ def join(
 def assert_joined(explored: ExploredNodes, matches: ContextMatches, device: torch.device) -> None:
     log_odds = torch.rand(explored.log_probs.shape)
     out = join(explored, matches, device, log_odds)
-    nodes = joined(explored, matches)
+    nodes, match_lengths = joined(explored, matches)
     for found, expected in (
-        (out.tokens, nodes.explored.tokens),
-        (out.back_pointers, nodes.explored.back_pointers),
-        (out.match_lengths, nodes.match_lengths),
+        (out.tokens, nodes.tokens),
+        (out.back_pointers, nodes.back_pointers),
+        (out.match_lengths, match_lengths),
     ):
         assert found[:REQUESTS].tolist() == expected.tolist()
     by_kind = probabilities(matches.tokens.shape[2], torch.device("cpu"))
     by_request = by_kind[torch.arange(REQUESTS) % 2]
-    scores = joint_scores(nodes, by_request)
+    scores = joint_scores(nodes, match_lengths, by_request)
     torch.testing.assert_close(out.scores[:REQUESTS].cpu(), scores, rtol=1e-5, atol=1e-5)
     length, width = explored.tokens.shape[1:]
     assert torch.equal(out.log_odds[:REQUESTS, :length, :width].cpu(), log_odds)

@@ -28,9 +28,7 @@ from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import (
     NAMES,
     foreign_head,
-    head_class,
     heads,
-    is_head,
     written_types,
 )
 from vllm_redrafter.utils.errors import ConfigError
@@ -135,7 +133,7 @@ def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
         return others
     if model_type is None:
         return next(iter(NAMES.values()))
-    if not is_head(model_type):
+    if model_type not in heads():
         raise ConfigError(
             f"{source!r} is not a ReDrafter checkpoint: its config.json says model_type "
             f"{model_type!r}, a ReDrafter's says {written_types()} or nothing"
@@ -169,7 +167,7 @@ def _check_fits_apple(source: str, read: _Source) -> list[str]:
     config = read.config
     refusals = {
         f"has a head of model_type {config.model_type!r}, which Apple's code does not know: leave "
-        "--to out": "apple" not in head_class(config).layouts,
+        "--to out": "apple" not in heads()[config.model_type].layouts,
         f"ranks {config.draft_vocab_size} of {config.vocab_size} tokens (d2t); Apple's code ranks "
         "all tokens and would take a draft token's index for a token: train without "
         "--draft-vocab-size for it": config.draft_vocab_size is not None,

@@ -33,9 +33,8 @@ from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import (
     build_head,
     foreign_head,
-    head_class,
     head_config,
-    is_head,
+    heads,
     written_types,
 )
 from vllm_redrafter.utils.errors import ConfigError, one_line
@@ -114,7 +113,7 @@ class Checkpoint:
         path, head = self.weights, self.head
         try:
             with safe_open(path, framework="pt") as file:
-                names = own_names(str(path), head_class(head), file.keys())
+                names = own_names(str(path), heads()[head.model_type], file.keys())
                 headers = {own: file.get_slice(name) for own, name in names.items()}
                 shapes = {own: header.get_shape() for own, header in headers.items()}
                 dtypes = {
@@ -151,7 +150,7 @@ def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
         )
     if (others := foreign_head(values)) is not None:
         return others.config_class.from_dict(others.from_foreign_config(values))
-    if not is_head(values.get("model_type")):
+    if values.get("model_type") not in heads():
         found = repr(values["model_type"]) if "model_type" in values else "none"
         raise ConfigError(
             f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
@@ -182,7 +181,7 @@ def build_drafter(
     """A drafter for inference of checked tensors by any of their names, in a dtype or their own."""
     with torch.device("meta"):
         drafter = build_head(config)
-    own_name = head_class(config).own_name
+    own_name = heads()[config.model_type].own_name
     converted = {
         own_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
         for name, tensor in tensors.items()

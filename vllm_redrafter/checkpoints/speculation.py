@@ -62,8 +62,7 @@ def _with_drafter(
     if "candidates" not in given and config.beam_length <= 1 + head.selected_depths:
         is_enough = not 0 < recorded < config.beam_width
         config = replace(config, candidates=recorded if is_enough else USUAL_CANDIDATES)
-    head.require_beam_length(owner, config.beam_length)
-    head.require_candidates(owner, config.candidates, config.beam_length)
+    head.require_beam_length(owner, config.beam_length, config.candidates)
     return config
 
 

@@ -93,8 +93,8 @@ class Drafting:
         if planner is not None:
             self.stats.expected_tokens += draft.expected
             if matches is not None:
-                alone = self.proposer.path_survival(matches, sampled)
-                planner.matched(draft.probable, alone)
+                given_parent = self.proposer.match_acceptance.probabilities
+                planner.matched(draft.probable, _path_survival(given_parent, matches, sampled))
         return draft.tree
 
     def record_draft_time(self, seconds: float) -> None:
@@ -140,6 +140,16 @@ class Drafting:
 
     def forget(self, request_id: str) -> None:
         self._sources.pop(request_id, None)
+
+
+def _path_survival(
+    probabilities: npt.NDArray[np.float32], matches: ContextMatches, sampled: Flags
+) -> npt.NDArray[np.float64]:
+    """[R, M, D]: how probable the paths' nodes are to be accepted; 0 where there is none."""
+    lengths = matches.lengths.numpy()
+    given_parent = probabilities[sampled.astype(np.int64)[:, None], lengths - 1]
+    survival = given_parent.cumprod(axis=2, dtype=np.float64)
+    return np.where((lengths[:, :, None] > 0) & (matches.tokens.numpy() >= 0), survival, 0.0)
 
 
 def warm_up(proposer: Proposer[States], states: States) -> TokenTree:

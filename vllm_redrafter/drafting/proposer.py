@@ -14,9 +14,8 @@ from torch import Tensor
 from vllm_redrafter.budget.choice import Flags, VerifyCosts, verify_everything
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafting.acceptance_model import AcceptanceModel
+from vllm_redrafter.drafting.acceptance_model import AcceptanceModel, MatchAcceptance
 from vllm_redrafter.drafting.joining import DraftNodes, joined_nodes
-from vllm_redrafter.drafting.match_acceptance import MatchAcceptance
 from vllm_redrafter.drafting.ranking import best_trees
 from vllm_redrafter.drafting.recorder import DraftRecorder
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -133,14 +132,6 @@ class Proposer(ABC, Generic[States]):
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
         trees = TokenTree(*map(torch.from_numpy, tree))
         return Draft(trees, log_odds, match_lengths, survival, probable, of_search, expected)
-
-    def path_survival(self, matches: ContextMatches, sampled: Flags) -> npt.NDArray[np.float64]:
-        """[R, M, D]: how probable the paths' nodes are to be accepted; 0 where there is none."""
-        lengths = matches.lengths.numpy()
-        kinds = sampled.astype(np.int64)[:, None]
-        given_parent = self.match_acceptance.probabilities[kinds, lengths - 1]
-        survival = given_parent.cumprod(axis=2, dtype=np.float64)
-        return np.where((lengths[:, :, None] > 0) & (matches.tokens.numpy() >= 0), survival, 0.0)
 
     def _draft_nodes(
         self,

@@ -46,18 +46,13 @@ class StepStats:
         """For a `with`: adds the seconds that its body takes to the field named `part`."""
         return _PartTimer(self, part)
 
-    def count_drafts(self, num_drafted: npt.NDArray[np.int64]) -> None:
-        """Count a step's drafts: [R] integers, 0 for a request without one."""
-        verified = int((num_drafted > 0).sum())
-        self.steps += verified > 0
-        self.verifications += verified
+    def count(self, num_drafted: npt.NDArray[np.int64], num_sampled: npt.NDArray[np.int32]) -> None:
+        """Count a step's drafts, 0 for a request without one, and its output: [R] integers each."""
+        verified = num_drafted > 0
+        self.steps += bool(verified.any())
+        self.verifications += int(verified.sum())
         self.drafted_tokens += int(num_drafted.sum())
-
-    def count_sampled(
-        self, num_drafted: npt.NDArray[np.int64], num_sampled: npt.NDArray[np.int32]
-    ) -> None:
-        """Count what the requests with a draft output: [R] integers each."""
-        self.sampled_tokens += int(num_sampled[num_drafted > 0].sum())
+        self.sampled_tokens += int(num_sampled[verified].sum())
 
     def reset(self) -> None:
         for field in fields(self):

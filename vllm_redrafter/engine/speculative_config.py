@@ -15,7 +15,7 @@ from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.heads.registry import is_head
+from vllm_redrafter.heads.registry import heads
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import METHOD
 
@@ -78,7 +78,7 @@ def request_for(given: Mapping[str, Any]) -> Request | None:
         if "/" in model:
             raise
         return None
-    if not is_head(values.get("model_type")):
+    if values.get("model_type") not in heads():
         return None
     return Request(given, Checkpoint.of(model, given.get("revision"), values))
 
@@ -89,7 +89,7 @@ def _drafter_at(model: str, revision: str | None) -> Checkpoint | None:
         values = {} if "://" in model else read_config(model, revision)
     except ConfigError:  # vLLM knows more kinds of models, and says what is wrong with them
         return None
-    return Checkpoint.of(model, revision, values) if is_head(values.get("model_type")) else None
+    return Checkpoint.of(model, revision, values) if values.get("model_type") in heads() else None
 
 
 def _target_of(drafter: Checkpoint, moved: Any) -> str:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.head import DraftHead, HeadConfig, require_draft_layers
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.norm import normed
 
 
@@ -39,7 +39,7 @@ class GatedConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_draft_layers(self.num_draft_layers)
+        self._require_draft_layers(self.num_draft_layers)
 
 
 class GatedHead(DraftHead):

@@ -15,6 +15,7 @@ the root rank the root's candidates instead: the vocabulary-wide layer is read o
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -22,10 +23,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.heads.fusion import FuseLayer, fused
-from vllm_redrafter.heads.selector import Selector, SelectorConfig, selector_config
+from vllm_redrafter.heads.fusion import fused
+from vllm_redrafter.heads.selector import Selector, SelectorConfig
 from vllm_redrafter.heads.shortlist import Shortlist
 from vllm_redrafter.heads.target_layers import checked_layers
 from vllm_redrafter.utils.errors import ConfigError
@@ -79,7 +81,7 @@ class HeadConfig:
     def __post_init__(self) -> None:
         layers = checked_layers(self.target_layers, f"{OWNER}: target_layers")
         object.__setattr__(self, "target_layers", layers)
-        object.__setattr__(self, "selector", selector_config(self.selector))
+        object.__setattr__(self, "selector", _selector_config(self.selector))
         if self.selector is not None and not self.takes_selector:
             raise ConfigError(f"{OWNER}: selector: a {self.model_type} head takes none")
         require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
@@ -92,6 +94,14 @@ class HeadConfig:
                     f"{OWNER}: draft_vocab_size {self.draft_vocab_size} exceeds "
                     f"vocab_size {self.vocab_size}; leave it out to rank all tokens"
                 )
+
+    @staticmethod
+    def _require_draft_layers(layers: int) -> None:
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+            raise ConfigError(
+                f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
+            )
+        require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
 
     @property
     def num_ranked_tokens(self) -> int:
@@ -117,15 +127,14 @@ class HeadConfig:
         """The most tokens that the head can draft in a row; None where there is no limit."""
         return None
 
-    def require_beam_length(self, owner: str, beam_length: int) -> None:
+    def require_beam_length(self, owner: str, beam_length: int, candidates: int = 0) -> None:
+        """Refuse drafts, or drafts among candidates, that are longer than this head can make."""
         most = self.max_beam_length
         if most is not None and beam_length > most:
             raise ConfigError(
                 f"{owner}: beam_length {beam_length} exceeds the {most} tokens that this "
                 f"drafter's head can draft in a row; ask for {most} or less"
             )
-
-    def require_candidates(self, owner: str, candidates: int, beam_length: int) -> None:
         if not candidates or beam_length <= 1 + self.selected_depths:
             return
         if not self.selected_depths:
@@ -180,12 +189,15 @@ class HeadConfig:
         return cls(**{name: value for name, value in values.items() if name in names})
 
 
-def require_draft_layers(layers: int) -> None:
-    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+def _selector_config(value: Any) -> SelectorConfig | None:
+    """Of an entry of config.json, or None."""
+    if value is None or isinstance(value, SelectorConfig):
+        return value
+    if not isinstance(value, Mapping) or set(value) != {"depths", "rank"}:
         raise ConfigError(
-            f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
+            f"{OWNER}: selector must be an object with depths and rank, got {value!r}"
         )
-    require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
+    return SelectorConfig(**value)
 
 
 class SearchHead(Protocol):
@@ -255,15 +267,23 @@ class DraftHead(nn.Module, SearchHead):
     layouts: ClassVar[Mapping[str, str]] = {}
     """What `convert --to` can write besides: from its name to the class in config.json's
     architectures; "own" where ours is not called as the head's class is."""
+    others_names: ClassVar[Sequence[tuple[re.Pattern[str], str]]] = ()
+    """From names of tensors in other programs' checkpoints to ours."""
 
     d2t: Tensor
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
-        self.fuse: FuseLayer | None = None
+        self.fuse: nn.Linear | None = None
         if config.target_layers:
-            self.fuse = FuseLayer(config.hidden_size, len(config.target_layers))
+            hidden = config.hidden_size
+            # No random number is drawn for it.
+            fuse: nn.Linear = skip_init(  # type: ignore[no-untyped-call]
+                nn.Linear, len(config.target_layers) * hidden, hidden, bias=False
+            )
+            nn.init.zeros_(fuse.weight)
+            self.fuse = fuse
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.selector: Selector | None = None
@@ -347,6 +367,8 @@ class DraftHead(nn.Module, SearchHead):
     @classmethod
     def own_name(cls, name: str) -> str:
         """Our name of a tensor that other programs name differently."""
+        for pattern, replacement in cls.others_names:
+            name = pattern.sub(replacement, name)
         return name
 
     @classmethod

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig, require_draft_layers
+from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 VLLM_MODEL_TYPE = "medusa"
@@ -80,7 +80,7 @@ class MedusaConfig(HeadConfig):
         super().__post_init__()
         require_positive(OWNER, num_heads=self.num_heads)
         require_at_most(OWNER, MOST_HEADS, num_heads=self.num_heads)
-        require_draft_layers(self.num_draft_layers)
+        self._require_draft_layers(self.num_draft_layers)
         for name in ("bias", "shared_output"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{OWNER}: {name} must be true or false, got {value!r}")
@@ -117,6 +117,7 @@ class MedusaHead(DraftHead):
     """Medusa's heads; parameter names are those of vLLM's checkpoints."""
 
     config_class = MedusaConfig
+    others_names = _OTHERS_NAMES
 
     config: MedusaConfig
 
@@ -147,12 +148,6 @@ class MedusaHead(DraftHead):
         return layers  # type: ignore[return-value]
 
     # Checkpoints
-
-    @classmethod
-    def own_name(cls, name: str) -> str:
-        for pattern, replacement in _OTHERS_NAMES:
-            name = pattern.sub(replacement, name)
-        return name
 
     @classmethod
     def is_foreign(cls, values: Mapping[str, Any]) -> bool:

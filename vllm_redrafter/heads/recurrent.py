@@ -29,10 +29,10 @@ from vllm_redrafter.heads.head import (
     WIDEST,
     DraftHead,
     HeadConfig,
-    require_draft_layers,
 )
 from vllm_redrafter.utils.errors import ConfigError
 
+# From TensorRT-LLM's converter to Apple's.
 _OLD_NAMES = (
     (re.compile(r"^input_projs\."), "input_proj."),
     (re.compile(r"^(lm_heads|0)\."), "lm_head."),
@@ -55,7 +55,7 @@ class RecurrentConfig(HeadConfig):
         super().__post_init__()
         require_positive(OWNER, exit_dim=self.exit_dim)
         require_at_most(OWNER, WIDEST, exit_dim=self.exit_dim)
-        require_draft_layers(self.num_draft_layers)
+        self._require_draft_layers(self.num_draft_layers)
         lookback = self.num_lookback_tokens
         if isinstance(lookback, bool) or not isinstance(lookback, int):
             raise ConfigError(f"{OWNER}: num_lookback_tokens must be an integer, got {lookback!r}")
@@ -99,6 +99,7 @@ class RecurrentHead(DraftHead):
 
     config_class = RecurrentConfig
     layouts: ClassVar[Mapping[str, str]] = {"own": "RecurrentDrafter", "apple": "Drafter"}
+    others_names = _OLD_NAMES
 
     config: RecurrentConfig
 
@@ -153,13 +154,6 @@ class RecurrentHead(DraftHead):
         layer = self.lm_head[-1]
         assert isinstance(layer, nn.Linear)
         return (layer,)
-
-    @classmethod
-    def own_name(cls, name: str) -> str:
-        """Apple's name of a tensor that TensorRT-LLM's converter named differently."""
-        for pattern, replacement in _OLD_NAMES:
-            name = pattern.sub(replacement, name)
-        return name
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:

@@ -42,11 +42,6 @@ def register(head: type[DraftHead]) -> type[DraftHead]:
     return head
 
 
-def is_head(model_type: object) -> bool:
-    """Is there a head of this `model_type`?"""
-    return model_type in heads()
-
-
 def written_types() -> str:
     """All of them, for messages."""
     return " or ".join(f'"{model_type}"' for model_type in heads())
@@ -74,20 +69,9 @@ def head_config(values: Mapping[str, Any]) -> HeadConfig:
     return heads()[values["model_type"]].config_class.from_dict(values)
 
 
-def head_class(config: HeadConfig) -> type[DraftHead]:
-    """The head of these sizes."""
-    return heads()[config.model_type]
-
-
 def build_head(config: HeadConfig) -> DraftHead:
     """A head of these sizes, its weights at random."""
-    return head_class(config)(config)
-
-
-def head_name(config: HeadConfig) -> str | None:
-    """The name that `train --head` takes; None for a head of another package."""
-    found = head_class(config)
-    return next((name for name, head in NAMES.items() if head is found), None)
+    return heads()[config.model_type](config)
 
 
 def new_head(

@@ -11,9 +11,7 @@ node below the root ranks these alone. With x the head's features at the root, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,6 @@ from torch.nn import functional as F
 
 from vllm_redrafter.config import MAX_NODES, require_at_most, require_positive
 from vllm_redrafter.heads.norm import normed
-from vllm_redrafter.utils.errors import ConfigError
 
 OWNER = "drafter config.json: selector"
 
@@ -37,15 +34,6 @@ class SelectorConfig:
         require_positive(OWNER, depths=self.depths, rank=self.rank)
         require_at_most(OWNER, MAX_NODES, depths=self.depths)
         require_at_most(OWNER, 2**20, rank=self.rank)
-
-
-def selector_config(value: Any) -> SelectorConfig | None:
-    """Of an entry of config.json, or None."""
-    if value is None or isinstance(value, SelectorConfig):
-        return value
-    if not isinstance(value, Mapping) or set(value) != {"depths", "rank"}:
-        raise ConfigError(f"{OWNER} must be an object with depths and rank, got {value!r}")
-    return SelectorConfig(**value)
 
 
 class Selector(nn.Module):

@@ -195,6 +195,5 @@ class Decoder:
         accepted = AcceptedPath(output, lengths, path, path[:, length - 1])
         self._drafting.observe(REQUEST, self._samples, tree, accepted)
         drafted = np.array([rows - 1])
-        self._stats.count_drafts(drafted)
-        self._stats.count_sampled(drafted, lengths.numpy())
+        self._stats.count(drafted, lengths.numpy())
         return self._kind, rows

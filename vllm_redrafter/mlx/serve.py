@@ -25,7 +25,7 @@ from mlx_lm.models.cache import LRUPromptCache, trim_prompt_cache
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
 from vllm_redrafter.data.chat_template import of_texts
-from vllm_redrafter.heads.registry import is_head
+from vllm_redrafter.heads.registry import heads
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.http_requests import Generator, Handler
@@ -70,7 +70,7 @@ def serve(
 def target_and_drafter(model: str, drafter: str | None) -> tuple[str, str | None]:
     """The names of the target and of its drafter, if any; `model` may be a drafter."""
     values = read_config(model, what="target")
-    if not is_head(values.get("model_type")):
+    if values.get("model_type") not in heads():
         return model, drafter
     remedy = f"name the target: mlx-serve TARGET --drafter {model}"
     if drafter is not None:

@@ -15,7 +15,7 @@ from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.head import HeadConfig
-from vllm_redrafter.heads.registry import NAMES, head_name
+from vllm_redrafter.heads.registry import NAMES
 from vllm_redrafter.heads.target_layers import AUTO, NONE, layers_of, named_layers, parsed_layers
 from vllm_redrafter.training.batch_plan import BatchPlan
 from vllm_redrafter.training.checkpointing import Checkpoints
@@ -144,7 +144,8 @@ def _with_sizes_of(initial: Checkpoint, config: TrainingConfig) -> TrainingConfi
     names = [f.name for f in fields(head) if hasattr(config, f.name) and f.name != "target_layers"]
     sizes = {name: getattr(head, name) for name in names}
     # A head of another package has no name here.
-    sizes["head"] = head_name(head) or defaults.head
+    own_names = {of_package.config_class: name for name, of_package in NAMES.items()}
+    sizes["head"] = own_names.get(type(head), defaults.head)
     for name, own in sizes.items():
         asked = getattr(config, name)
         if asked not in (getattr(defaults, name), own):

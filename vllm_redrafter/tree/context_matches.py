@@ -9,6 +9,7 @@ repeats with a period is continued with it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -86,23 +87,15 @@ def _path(text: Tensor, place: Tensor, last: Tensor, path_length: int) -> Tensor
     return text.gather(1, (place + 1 + ahead).clamp(max=text.shape[1] - 1))
 
 
-class JoinedNodes(NamedTuple):
-    """A search's nodes and those of paths, no node twice, and a column more for each path.
+def joined(explored: ExploredNodes, matches: ContextMatches) -> tuple[ExploredNodes, Tensor]:
+    """A search's nodes [R, L, W] and M paths of D tokens in one grid, no node twice.
 
     A path's nodes stand where the search has them, if it does; else below, in the path's column.
 
-    Attributes:
-        explored: [R, L', W + M], as of a search; the log-probability is -inf where the search has
-            no node.
-        match_lengths: [R, L', W + M] int64, of the path that a node is on; 0 for none.
+    Returns:
+        [R, max(L, D), W + M], as of a search; the log-probability is -inf where it has no node.
+        And match_lengths [R, max(L, D), W + M] int64, of each node's path; 0 for none.
     """
-
-    explored: ExploredNodes
-    match_lengths: Tensor
-
-
-def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
-    """A search's nodes [R, L, W] and M paths of D tokens in one grid."""
     requests, length, width = explored.tokens.shape
     num_paths, depth = matches.tokens.shape[1:]
     below = (0, num_paths, 0, max(depth - length, 0))
@@ -127,7 +120,7 @@ def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
                 pointers[:, level, own] = torch.where(is_new, beam, 0)
             match_lengths[row, level, at] = torch.where(on > 0, on, match_lengths[row, level, at])
             beam = at
-    return JoinedNodes(ExploredNodes(tokens, pointers, log_probs), match_lengths)
+    return ExploredNodes(tokens, pointers, log_probs), match_lengths
 
 
 def with_matches(
@@ -138,24 +131,23 @@ def with_matches(
     A node that both have is as probable as the more confident says. `probabilities`, see
     `joint_scores`, are of paths' nodes.
     """
-    nodes = joined(explored, matches)
-    scores = joint_scores(nodes, probabilities)
-    return ExploredNodes(nodes.explored.tokens, nodes.explored.back_pointers, scores)
+    nodes, match_lengths = joined(explored, matches)
+    return replace(nodes, log_probs=joint_scores(nodes, match_lengths, probabilities))
 
 
-def joint_scores(nodes: JoinedNodes, probabilities: Tensor) -> Tensor:
+def joint_scores(nodes: ExploredNodes, lengths: Tensor, probabilities: Tensor) -> Tensor:
     """The log-probabilities of joined nodes, [R, L', W'] float32; -inf where there is no node.
 
     Args:
-        nodes: [R, L', W'].
+        nodes, lengths: [R, L', W'], of `joined`.
         probabilities: [LONGEST_MATCH, D] float32, of a path's nodes given their parents, by length
             of the match and depth; or [R, LONGEST_MATCH, D], of each request's own.
     """
-    drafted, lengths = nodes.explored.log_probs, nodes.match_lengths
+    drafted = nodes.log_probs
     by_request = probabilities.expand(len(drafted), -1, -1)
     levels: list[Tensor] = []
     for level in range(lengths.shape[1]):
-        pointers = nodes.explored.back_pointers[:, level]
+        pointers = nodes.back_pointers[:, level]
         above = torch.zeros_like(drafted[:, 0])
         given_parent = drafted[:, level]
         if level:

@@ -63,14 +63,14 @@ class VocabularyShard:
             (logits [..., 50] float32 in descending order, draft tokens [..., 50] int64), the same
             on all ranks.
         """
-        gathered = self.gather(self.best_here(logits, candidates))
+        gathered = self.gather(self._best_here(logits, candidates))
         pairs = gathered.reshape(*logits.shape[:-1], self.ranks, 2, -1)
         values = pairs[..., 0, :].flatten(-2)
         tokens = pairs[..., 1, :].flatten(-2).view(torch.int32)
         best, index = values.topk(min(TOP_TOKENS, self.tokens), dim=-1)
         return best, tokens.gather(-1, index).long()
 
-    def best_here(self, logits: Tensor, candidates: Tensor | None = None) -> Tensor:
+    def _best_here(self, logits: Tensor, candidates: Tensor | None = None) -> Tensor:
         """What this rank sends: [..., 2 n] float32, n logits, then n tokens' bits.
 
         In floats, since not every communicator takes integers.

@@ -43,13 +43,29 @@ class TokenTree:
 
     @cached_property
     def ancestor_mask(self) -> Tensor:
-        """[R, K+1, K+1] bool: entry (i, j) says that j is i or an ancestor of i."""
-        return ancestor_mask(self.parents)
+        """[R, K+1, K+1] bool: entry (i, j) says that j is i or an ancestor of i.
+
+        With P the reflexive parent relation as a matrix, P^d relates a node to its ancestors up to
+        d levels above; squaring doubles d, so 7 squarings cover 128 nodes.
+        """
+        num_nodes = self.parents.shape[1]
+        reach = torch.zeros(*self.parents.shape, num_nodes, device=self.parents.device)
+        reach.scatter_(2, self.parents.long().unsqueeze(2), 1.0)
+        reach.diagonal(dim1=1, dim2=2).fill_(1.0)
+        for _ in range(max(num_nodes - 1, 1).bit_length()):
+            reach = torch.bmm(reach, reach).clamp_(max=1.0)
+        return reach.bool()
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """[R, K+1, words] int32: `ancestor_mask` as bit sets, 32 nodes to a word."""
-        return pack_bits(self.ancestor_mask)
+        """[R, K+1, words] int32: `ancestor_mask` as bit sets, bit j % 32 of word j // 32."""
+        mask = self.ancestor_mask
+        words = -(-mask.shape[-1] // WORD_BITS)
+        padded = torch.nn.functional.pad(mask, (0, words * WORD_BITS - mask.shape[-1]))
+        bits = torch.arange(WORD_BITS, device=mask.device)
+        packed = (padded.view(*mask.shape[:-1], words, WORD_BITS).long() << bits).sum(dim=-1)
+        # Two's complement: a word with bit 31 set is a negative int32.
+        return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
 
     def select(self, requests: Tensor) -> TokenTree:
         """The trees of some requests: [N] int64 indices."""
@@ -112,28 +128,3 @@ class TokenTree:
             depths=column(level + 1, root, 0),
             num_nodes=(found.sum(dim=1) + 1).to(torch.int32),
         )
-
-
-def ancestor_mask(parents: Tensor) -> Tensor:
-    """[R, T, T] bool, entry (i, j): j is i or an ancestor of i; of parents [R, T], the root's 0.
-
-    With P the reflexive parent relation as a matrix, P^d relates a node to its ancestors up to
-    d levels above; squaring doubles d, so 7 squarings cover 128 nodes.
-    """
-    num_nodes = parents.shape[1]
-    reach = torch.zeros(*parents.shape, num_nodes, device=parents.device)
-    reach.scatter_(2, parents.long().unsqueeze(2), 1.0)
-    reach.diagonal(dim1=1, dim2=2).fill_(1.0)
-    for _ in range(max(num_nodes - 1, 1).bit_length()):
-        reach = torch.bmm(reach, reach).clamp_(max=1.0)
-    return reach.bool()
-
-
-def pack_bits(mask: Tensor) -> Tensor:
-    """Bools as bit sets: [..., T] bool -> [..., ceil(T / 32)] int32, bit j % 32 of word j // 32."""
-    words = -(-mask.shape[-1] // WORD_BITS)
-    padded = torch.nn.functional.pad(mask, (0, words * WORD_BITS - mask.shape[-1]))
-    bits = torch.arange(WORD_BITS, device=mask.device)
-    packed = (padded.view(*mask.shape[:-1], words, WORD_BITS).long() << bits).sum(dim=-1)
-    # Two's complement: a word with bit 31 set is a negative int32.
-    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)

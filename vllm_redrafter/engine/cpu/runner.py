@@ -191,7 +191,6 @@ class CPUTreeModelRunner(CPUModelRunner):
             self.positions.numpy(),
             rows,
         )
-        self.stats.count_drafts(step.drafted)
         kind = TREES if step.branching.numel() else CHAINS
         self._step = step
         self._timed = (kind, requests, rows) if step.only_nodes else None
@@ -258,7 +257,7 @@ class CPUTreeModelRunner(CPUModelRunner):
                 compact_groups(self._kv_stacks, block_tables, source, destination)
         if self.proposer.recorder is not None:
             self.proposer.recorder.verified(step.tree, accepted)
-        self.stats.count_sampled(step.drafted, accepted.num_sampled.numpy())
+        self.stats.count(step.drafted, accepted.num_sampled.numpy())
         self._step = None
         return output
 

@@ -77,12 +77,12 @@ def join_matches(
 ) -> None:
     explored, requests = ExploredNodes(*search[:3]), len(temperatures)
     matches = ContextMatches(paths.tokens[:requests], paths.lengths[:requests].long())
-    nodes = joined(explored, matches)
+    nodes, match_lengths = joined(explored, matches)
     by_request = probabilities.index_select(0, (temperatures > 0).long())
-    out.tokens[:requests].copy_(nodes.explored.tokens)
-    out.back_pointers[:requests].copy_(nodes.explored.back_pointers)
-    out.scores[:requests].copy_(joint_scores(nodes, by_request))
-    out.match_lengths[:requests].copy_(nodes.match_lengths)
+    out.tokens[:requests].copy_(nodes.tokens)
+    out.back_pointers[:requests].copy_(nodes.back_pointers)
+    out.scores[:requests].copy_(joint_scores(nodes, match_lengths, by_request))
+    out.match_lengths[:requests].copy_(match_lengths)
     if search.log_odds is not None:
         (levels, columns), (length, width) = out.scores.shape[1:], search.tokens.shape[1:]
         below = (0, columns - width, 0, levels - length)

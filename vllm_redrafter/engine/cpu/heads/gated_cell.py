@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.heads.fusion import EPSILON as LAYER_EPSILON
-from vllm_redrafter.heads.fusion import FuseLayer
 from vllm_redrafter.heads.head import Pack
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.utils.compiled import compiled, compiled_in_any_order
@@ -27,7 +26,7 @@ Floats = npt.NDArray[Any]
 class PackedFirstState:
     """The state before the root's: h, with what is fused of further layers (`fusion.py`)."""
 
-    def __init__(self, hidden_size: int, fuse: FuseLayer | None, pack: Pack) -> None:
+    def __init__(self, hidden_size: int, fuse: nn.Linear | None, pack: Pack) -> None:
         self._size = hidden_size
         self._fuse = None if fuse is None else pack(fuse.weight, None)
         self._dtype = None if fuse is None else fuse.weight.dtype

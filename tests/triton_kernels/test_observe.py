@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is learned of a step's nodes is what the host's models learn."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from redrafter_testing.gpu.verified_trees import DEPTHS, judged_and_accepted, random_step
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator
+from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
+from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH
+from vllm_redrafter.triton_kernels import observe_matches as matches_kernel
+from vllm_redrafter.triton_kernels import observe_nodes as nodes_kernel
+from vllm_redrafter.triton_kernels.observe_matches import observe_matches
+from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
+
+DEPTH = 3
+"""Of paths; the trees have deeper nodes."""
+
+
+def expected_statistics(
+    estimator: AcceptanceEstimator, trees: VerifiedTrees, entries: Tensor, log_odds: Tensor
+) -> Tensor:
+    """The estimator's own sums; nodes that are on a path alone left out."""
+    judged, accepted = judged_and_accepted(trees)
+    own = log_odds[entries].cpu()
+    estimator.observe(own, trees.depths.cpu(), judged & (own != -torch.inf), accepted)
+    return estimator.statistics
+
+
+@pytest.mark.parametrize(("requests", "slots"), [(1, 2), (3, 13)])
+def test_statistics_are_the_estimator_s(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, requests: int, slots: int
+) -> None:
+    """Two steps, so that they are added up; more requests than are added at a time."""
+    monkeypatch.setattr(nodes_kernel, "TILE", 2)
+    reference = AcceptanceEstimator(DEPTHS)
+    reference.biases.copy_(torch.tensor([0.5, -0.2, 0.1, -1.0]))
+    slope, biases = reference.slope.to(device), reference.biases.to(device)
+    statistics = torch.zeros(DEPTHS, COLUMNS, device=device)
+    sums = torch.full((requests + 1, DEPTHS, COLUMNS), torch.nan, device=device)
+    for seed in range(2):
+        trees, entries, log_odds = random_step(requests, slots, device, seed)
+        log_odds[:, 2::5] = -torch.inf  # nodes that the drafter did not find
+        observe_nodes(entries, log_odds, trees, slope, biases, sums, statistics)
+        expected = expected_statistics(reference, trees, entries, log_odds)
+    torch.testing.assert_close(statistics.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert sums[requests:].isnan().all(), "another request's is written"
+    if requests > 1:
+        assert statistics[:, 5].sum() > 5, "hardly anything was judged"
+
+
+def prior(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Counts and probabilities."""
+    probabilities = torch.tensor(prior_acceptance(DEPTH)).float().expand(2, -1, -1).contiguous()
+    judged = torch.full_like(probabilities, PRIOR_WEIGHT)
+    counts = torch.stack([judged, PRIOR_WEIGHT * probabilities], dim=-1)
+    return counts.to(device), probabilities.to(device)
+
+
+def lengths_of(entries: int, slots: int, seed: int) -> Tensor:
+    """About half of the nodes are on no path."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(
+        -LONGEST_MATCH, LONGEST_MATCH + 1, (entries, slots), generator=generator
+    )
+    return lengths.clamp(min=0).int()
+
+
+@pytest.mark.parametrize(("requests", "slots", "steps"), [(1, 5, 6), (7, 13, 8)])
+def test_probabilities_are_those_of_the_cpu_engine(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, requests: int, slots: int, steps: int
+) -> None:
+    """More requests than a program looks at, at a time; memory that is soon full."""
+    monkeypatch.setattr(matches_kernel, "NODES", 32)
+    memory = 12.0
+    monkeypatch.setattr("vllm_redrafter.drafting.acceptance_model.MEMORY", memory)
+    reference = MatchAcceptance(DEPTH)
+    counts, probabilities = prior(device)
+    temperatures = torch.tensor([0.0, 0.8, 0.0, 1.0, 1.0, 0.0, 0.3])[:requests]
+    observed = 0
+    for seed in range(steps):
+        trees, entries, _ = random_step(requests, slots, device, seed)
+        match_lengths = lengths_of(requests + 2, slots, seed)
+        observe_matches(
+            entries,
+            match_lengths.to(device),
+            trees,
+            temperatures.to(device),
+            memory,
+            counts,
+            probabilities,
+        )
+        judged, accepted = judged_and_accepted(trees)
+        depths, own = trees.depths.cpu(), match_lengths[entries.cpu()]
+        judged &= (own > 0) & (depths <= DEPTH)
+        request, _ = judged.nonzero(as_tuple=True)
+        reference.observe(
+            (temperatures > 0)[request].numpy(),
+            own[judged].long().numpy(),
+            depths[judged].numpy(),
+            accepted[judged].numpy(),
+        )
+        observed += len(request)
+    assert observed > steps // 2
+    found = probabilities.cpu().numpy()
+    np.testing.assert_allclose(found, reference.probabilities, rtol=1e-4, atol=1e-6)
+    assert counts[..., 0].max() <= memory * (1 + 1e-6)
+    if requests > 1:
+        assert not np.allclose(found[0], found[1]), "greedy and sampled requests were mixed"
+
+
+@pytest.mark.parametrize(
+    ("observe", "changed", "named"),
+    [
+        (observe_nodes, {"entries": torch.zeros(2)}, "entries: must"),
+        (observe_nodes, {"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
+        (observe_nodes, {"log_odds": torch.zeros(4, 5).double()}, "log_odds"),
+        (observe_nodes, {"sums": torch.zeros(2, 3)}, "sums"),
+        (observe_nodes, {"statistics": torch.zeros(3)}, "statistics"),
+        (observe_matches, {"entries": torch.zeros(2)}, "entries: must"),
+        (observe_matches, {"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
+        (observe_matches, {"temperatures": torch.zeros(3)}, "temperatures"),
+        (
+            observe_matches,
+            {"counts": torch.zeros(2, 5, 5, 2), "probabilities": torch.zeros(2, 5, 5)},
+            "probabilities: of 5 depths",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(observe: Any, changed: dict[str, Any], named: str) -> None:
+    trees, entries, log_odds = random_step(2, 5, torch.device("cpu"))
+    counts, probabilities = prior(torch.device("cpu"))
+    arguments: dict[str, Any] = {"entries": entries, "trees": trees}
+    if observe is observe_nodes:
+        arguments |= {
+            "log_odds": log_odds,
+            "slope": torch.zeros(1),
+            "biases": torch.zeros(DEPTHS),
+            "sums": torch.zeros(2, DEPTHS, COLUMNS),
+            "statistics": torch.zeros(DEPTHS, COLUMNS),
+        }
+    else:
+        arguments |= {
+            "match_lengths": torch.zeros(4, 5).int(),
+            "temperatures": torch.zeros(2),
+            "memory": MEMORY,
+            "counts": counts,
+            "probabilities": probabilities,
+        }
+    with pytest.raises(ValueError, match=named):
+        observe(**(arguments | changed))
