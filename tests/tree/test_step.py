@@ -57,10 +57,6 @@ class Llama:
         return self.model.get_input_embeddings().weight[token]
 
 
-def greedy(logits: Tensor, _: Sequence[int]) -> int:
-    return int(logits.argmax())
-
-
 @pytest.fixture(scope="module")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_small_target(tmp_path_factory.mktemp("step") / "target", vocab_size=VOCAB)
@@ -104,21 +100,23 @@ def decoded(folder: Path, most: int, sample: Sample, shape: ReDrafterConfig | No
 SHAPES = [SHAPE, ReDrafterConfig(4, 1, 4), ReDrafterConfig(30, 8, 5)]
 
 
+def greedy(logits: Tensor, _: Sequence[int]) -> int:
+    return int(logits.argmax())
+
+
+def seeded(logits: Tensor, text: Sequence[int]) -> int:
+    """The noise of a position is the same whatever was drafted."""
+    generator = torch.Generator().manual_seed(len(text))
+    noise = torch.empty_like(logits).exponential_(generator=generator)
+    return int((logits.softmax(dim=0) / noise).argmax())
+
+
+@pytest.mark.parametrize("sample", [greedy, seeded])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_greedy_output_is_plain_decodings(small_target: Path, shape: ReDrafterConfig) -> None:
-    assert decoded(small_target, 40, greedy, shape) == decoded(small_target, 40, greedy, None)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_seeded_output_is_plain_decodings(small_target: Path, shape: ReDrafterConfig) -> None:
-    """The noise of a position is the same in both."""
-
-    def sampled(logits: Tensor, text: Sequence[int]) -> int:
-        generator = torch.Generator().manual_seed(len(text))
-        noise = torch.empty_like(logits).exponential_(generator=generator)
-        return int((logits.softmax(dim=0) / noise).argmax())
-
-    assert decoded(small_target, 40, sampled, shape) == decoded(small_target, 40, sampled, None)
+def test_the_output_is_plain_decodings(
+    small_target: Path, shape: ReDrafterConfig, sample: Sample
+) -> None:
+    assert decoded(small_target, 40, sample, shape) == decoded(small_target, 40, sample, None)
 
 
 @torch.inference_mode()

@@ -169,11 +169,3 @@ def test_a_full_chain_has_every_bit_of_every_word() -> None:
     words = tree.ancestors[0].tolist()
     assert words[30] == [2**31 - 1, 0, 0, 0] and words[31] == [-1, 0, 0, 0]
     assert words[32] == [-1, 1, 0, 0] and words[127] == [-1, -1, -1, -1]
-
-
-def test_children_as_probable_as_their_parents_stand_after_them() -> None:
-    """A log-probability of 0: tokens that are certain, or too likely for float32 to tell."""
-    tokens, pointers = torch.arange(120).view(1, 40, 3), torch.arange(3).expand(1, 40, 3)
-    tree = build(ExploredNodes(tokens, pointers, torch.zeros(1, 40, 3)), 127)
-    assert_trees(tree, torch.tensor([100]), 128)
-    assert tree.depths[0, :121].tolist() == [0, *(1 + i // 3 for i in range(120))]

@@ -28,14 +28,6 @@ from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
 
 
-@pytest.mark.parametrize("num_parts", [1, 5])
-@pytest.mark.parametrize("dtype", DTYPES, **names)
-def test_trees_and_plain_decodes_in_one_launch_are_exact(
-    launch: Callable[..., Launch], dtype: torch.dtype, num_parts: int
-) -> None:
-    launch(MIXED, Shape(dtype=dtype)).check(num_parts=num_parts)
-
-
 SHAPES = [
     *(Shape(head_dim=size, dtype=torch.bfloat16, kv_heads=1) for size in HEAD_DIMS),
     *(
@@ -79,12 +71,9 @@ def test_nothing_before_the_window_is_read(
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("num_parts", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32], **names)
-def test_large_scores_do_not_overflow(
-    launch: Callable[..., Launch], dtype: torch.dtype, num_parts: int
-) -> None:
+def test_large_scores_do_not_overflow(launch: Callable[..., Launch], num_parts: int) -> None:
     """Scores of thousands, exact in fp32 as they are integers; e^{2s/c} of the cap is infinite."""
-    batch = launch(MIXED, Shape(dtype=dtype))
+    batch = launch(MIXED, Shape(dtype=torch.float32))
     batch.query.copy_(batch.query.mul(8).round())
     batch.key_cache.copy_(batch.key_cache.mul(8).round())
     assert batch.reference(scale=1.0)[1].max() > 1000
@@ -93,7 +82,7 @@ def test_large_scores_do_not_overflow(
     # Sinks far above the scores of some rows, which fp32 leaves at 0, and far below others.
     options = {"scale": 1.0, "sinks": batch.sinks * 500}
     out, expected = batch(**options, num_parts=num_parts)[0], batch.reference(**options)[0]
-    assert (out - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
+    assert (out - expected).abs().max() < TOLERANCE[torch.float32] * expected.abs().max()
 
 
 @pytest.mark.parametrize("num_parts", [1, 5])

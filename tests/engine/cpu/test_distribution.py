@@ -14,7 +14,7 @@ from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.models.tiny_models import make_drafter, make_target
 from redrafter_testing.oracles import biased_rule
-from redrafter_testing.requests.repeated import Repeated
+from redrafter_testing.requests.workloads import Repeated
 
 pytestmark = pytest.mark.engine
 

@@ -40,10 +40,7 @@ def survival(shape: SearchShape, requests: int, accept: float) -> Floats:
 def best_trim(
     survival: Floats, sampled: Flags, verify_costs: VerifyCosts
 ) -> tuple[npt.NDArray[np.int64], Choice]:
-    """How many of its first nodes each request verifies, and what is expected of it.
-
-    Survival, [R, K], descends along each request; 0 where there is no node.
-    """
+    """How many of its first nodes each request verifies; survival [R, K] descends, 0 for none."""
     requests = survival.shape[0]
     ratios = np.where(sampled, verify_costs.sampled_ratio, verify_costs.greedy_ratio)
     probable = survival.astype(np.float64) * ratios[:, None]
@@ -65,8 +62,7 @@ class Machine:
     """Steps and drafts whose seconds are known.
 
     Attributes:
-        table: what is measured at start-up.
-        overhead: seconds of each step beyond it.
+        table: what is measured at start-up; overhead: seconds of each step beyond it.
         trees: what a step that verifies trees takes over others of as many rows.
         noise: standard deviation of a step's time over its mean.
         cold: what the first step, and the first draft, after plain steps take over others.

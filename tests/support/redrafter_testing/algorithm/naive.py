@@ -22,7 +22,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def drafter_step(tensors: Mapping[str, Tensor], state: Tensor, embedded: Tensor) -> Tensor:
-    """Apple's recurrence: s_t from s_{t-1} and the embedding of x_t; the last dimension is H."""
+    """Apple's recurrence."""
     if "rnn_u.weight" not in tensors:
         return state + embedded
     recurrent = state @ tensors["rnn_u.weight"].T + tensors["rnn_u.bias"]
@@ -60,8 +60,7 @@ def apple_beam_search(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Apple's `beam_search_candidates` for one request; its beam length counts the init token.
 
-    Returns the W beams, init token first, best beam first; and for every drafted token of each the
-    beam's log-probability up to it. `embedding` is [V, H], `prompt_state` [H].
+    Returns the W beams, best first; and each one's log-probability up to every drafted token.
     """
     beams = [[init_token] for _ in range(beam_width)]
     states = [torch.zeros_like(prompt_state) for _ in range(beam_width)]

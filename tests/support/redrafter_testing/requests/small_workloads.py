@@ -7,12 +7,8 @@ from vllm import SamplingParams
 
 from redrafter_testing.requests import workloads
 
-KNOWN = 8
-"""Greedy answers are some tokens longer here than tests ask for: an oracle has to know the
-continuation to the end of the last tree."""
-
-GREEDY_TOKENS = 20
-LONGEST = 130
+KNOWN, GREEDY_TOKENS, LONGEST = 8, 20, 130
+"""An oracle knows answers so much longer than tests ask for: to the end of the last tree."""
 
 TOP_P = workloads.Case("top-p", {"temperature": 0.8, "top_p": 0.95})
 
@@ -24,11 +20,7 @@ REASONING_START, REASONING_END = [272], [3, 271, 258, 270]
 
 
 def thinking(bounded: bool = True) -> workloads.Workload:
-    """Requests that think, some beside them that do not.
-
-    Args:
-        bounded: with thinking budgets; else the same requests without.
-    """
+    """Requests that think, some beside them that do not; or the same without thinking budgets."""
     base = [prompt[:30] for prompt in workloads.prompts(8, seed=11, longest=LONGEST)]
     thoughts = [5, 6, 7, 8]
     cases: list[tuple[list[int], dict[str, Any]]] = [
@@ -63,9 +55,7 @@ def ends() -> workloads.Workload:
             temperature=0, max_tokens=20, min_tokens=least, logit_bias={1: 4.0 + least % 2 * 5}
         )
         requests.append((prompt, params))
-    return workloads.Workload(
-        [prompt for prompt, _ in requests], [params for _, params in requests]
-    )
+    return workloads.Workload(*map(list, zip(*requests, strict=True)))
 
 
 ALL = {

@@ -2,6 +2,7 @@
 """Requests whose answers must not depend on speculation, by name."""
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,21 @@ class Workload:
     def run(self, llm: Any) -> list[Any]:
         prompts = [{"prompt_token_ids": prompt} for prompt in self.prompts]
         return llm.generate(prompts, self.params, use_tqdm=False)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """So many unseeded requests with one prompt; answers are counted where they are made."""
+
+    prompt: list[int]
+    params: SamplingParams
+    count: int
+
+    def run(self, llm: Any) -> Counter[tuple[int, ...]]:
+        """How often each answer came."""
+        prompts = [{"prompt_token_ids": self.prompt}] * self.count
+        answers = llm.generate(prompts, self.params, use_tqdm=False)
+        return Counter(tuple(answer.outputs[0].token_ids) for answer in answers)
 
 
 def prompts(count: int, seed: int, longest: int = 220) -> list[list[int]]:
