@@ -43,6 +43,10 @@ def require_at_most(owner: str, most: int, **values: int) -> None:
             raise ConfigError(f"{owner}: {name} must be at most {most}, got {value:.6g}")
 
 
+def _is_within(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
 @dataclass(frozen=True)
 class ReDrafterConfig:
     """How to speculate: the part of vLLM's speculative config that is ours.
@@ -76,56 +80,40 @@ class ReDrafterConfig:
         require_positive(
             "speculative config", beam_width=self.beam_width, beam_length=self.beam_length
         )
-        k = self.num_speculative_tokens
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < MAX_NODES:
-            raise ConfigError(
-                f"speculative config: num_speculative_tokens must be between 1 and {MAX_NODES - 1} "
-                f"(tree nodes per request and step, the root not counted), got {k!r}; "
-                "to decode without speculation, leave the speculative config out"
-            )
-        if self.beam_width > TOP_TOKENS:
-            raise ConfigError(
-                f"speculative config: beam_width must be at most {TOP_TOKENS} (the drafter ranks "
-                f"its {TOP_TOKENS} best tokens per beam), got {self.beam_width}"
-            )
-        if self.beam_length >= MAX_NODES:
-            raise ConfigError(
-                f"speculative config: beam_length must be at most {MAX_NODES - 1}, "
-                f"got {self.beam_length}"
-            )
-        if self.tree not in get_args(TreeKind):
-            raise ConfigError(
-                f"speculative config: tree must be one of {', '.join(get_args(TreeKind))}, "
-                f"got {self.tree!r}"
-            )
-        m = self.context_matches
-        if isinstance(m, bool) or not isinstance(m, int) or not 0 <= m <= MOST_MATCHES:
-            raise ConfigError(
-                f"speculative config: context_matches must be between 0 and {MOST_MATCHES} "
-                f"(continuations found in a request's own text; 0 for none), got {m!r}"
-            )
-        c, fewest = self.candidates, max(FEWEST_CANDIDATES, self.beam_width)
-        is_number = isinstance(c, int) and not isinstance(c, bool)
-        if not is_number or (c and not fewest <= c <= MOST_CANDIDATES):
-            raise ConfigError(
-                f"speculative config: candidates must be 0, or between {fewest} and "
-                f"{MOST_CANDIDATES} (tokens that the nodes of each level choose from; 0 ranks the "
-                f"vocabulary at every level), got {c!r}"
-            )
-        if not isinstance(self.adaptive, bool):
-            raise ConfigError(
-                f"speculative config: adaptive must be true or false, got {self.adaptive!r}"
-            )
+        fewest = max(FEWEST_CANDIDATES, self.beam_width)
+        c, kinds = self.candidates, get_args(TreeKind)
+        limits = {
+            "num_speculative_tokens": (
+                _is_within(self.num_speculative_tokens, 1, MAX_NODES - 1),
+                f"between 1 and {MAX_NODES - 1} (tree nodes per request and step, the root not "
+                "counted), or leave the speculative config out to decode without speculation",
+            ),
+            "beam_width": (
+                self.beam_width <= TOP_TOKENS,
+                f"at most {TOP_TOKENS} (the drafter ranks its {TOP_TOKENS} best tokens per beam)",
+            ),
+            "beam_length": (self.beam_length < MAX_NODES, f"at most {MAX_NODES - 1}"),
+            "tree": (self.tree in kinds, f"one of {', '.join(kinds)}"),
+            "context_matches": (
+                _is_within(self.context_matches, 0, MOST_MATCHES),
+                f"between 0 and {MOST_MATCHES} (prompt-lookup matches; 0 for none)",
+            ),
+            "candidates": (
+                _is_within(c, 0, 0) or _is_within(c, fewest, MOST_CANDIDATES),
+                f"0, or between {fewest} and {MOST_CANDIDATES} (tokens that the nodes of each "
+                "level choose from; 0 ranks the vocabulary at every level)",
+            ),
+            "adaptive": (isinstance(self.adaptive, bool), "true or false"),
+        }
+        for name, (is_met, limit) in limits.items():
+            if not is_met:
+                value = getattr(self, name)
+                raise ConfigError(f"speculative config: {name} must be {limit}, got {value!r}")
 
     @property
     def path_length(self) -> int:
-        """D, the tokens of a continuation found in the text."""
+        """D, the tokens of a match."""
         return min(LONGEST_PATH, self.num_speculative_tokens)
-
-    @property
-    def max_explored(self) -> int:
-        """Nodes that a beam search of this shape visits: at most W on each of L levels."""
-        return self.beam_width * self.beam_length
 
     @classmethod
     def own_keys(cls) -> tuple[str, ...]:

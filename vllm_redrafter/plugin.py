@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
-from vllm_redrafter.engine.chains import NODES_WITH_STATES, announcement, as_chain
+from vllm_redrafter.engine.chains import ANNOUNCEMENT, NODES_WITH_STATES, as_chain
 from vllm_redrafter.engine.refusals import REMEDY_CHAIN
 from vllm_redrafter.engine.request_options import FLAT_KEY, check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
@@ -163,7 +163,7 @@ def _sets_graph_sizes(args: EngineArgs) -> bool:
 def _log_chains(reasons: list[str]) -> None:
     from vllm.logger import init_logger
 
-    init_logger("vllm.redrafter").info("%s", announcement(reasons))
+    init_logger("vllm.redrafter").info(ANNOUNCEMENT, "; ".join(reasons))
 
 
 def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
@@ -255,14 +255,14 @@ def _watch_counters(args: EngineArgs, vllm_config: VllmConfig) -> None:
         return
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    _wrap(AsyncLLM, "__init__", start_front_end)
+    _wrap(AsyncLLM, "__init__", _start_front_end)
 
 
 def _speculates(vllm_config: VllmConfig) -> bool:
     return vllm_config.parallel_config.worker_cls in names.WORKERS
 
 
-def start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def _start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """`AsyncLLM.__init__` with our stat logger, where a ReDrafter speculates and is counted."""
     bound = inspect.signature(original).bind(*args, **kwargs)
     given = bound.arguments
@@ -300,24 +300,18 @@ def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **
 # VllmConfig
 
 
-def _is_v2(vllm_config: VllmConfig) -> bool:
-    return (
-        vllm_config.speculative_config is not None
-        and vllm_config.parallel_config.worker_cls == names.CUDA_WORKER
-    )
-
-
 def _unsupported_by_v2(
     original: Callable[[VllmConfig], list[str]], vllm_config: VllmConfig
 ) -> list[str]:
     features = original(vllm_config)
-    if not _is_v2(vllm_config):
+    worker = vllm_config.parallel_config.worker_cls
+    if vllm_config.speculative_config is None or worker != names.CUDA_WORKER:
         return features
     return [f for f in features if f != "speculative method 'custom_class'"]
 
 
 def _post_init(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) -> None:
-    if vllm_config.parallel_config.worker_cls not in names.WORKERS:
+    if not _speculates(vllm_config):
         return original(vllm_config)
     from vllm.config import vllm as module
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder
 
+ANNOUNCEMENT = "ReDrafter verifies chains on this target: %s"
+
 NODES_WITH_STATES = 3
 """Default K of targets that keep a recurrent state, of megabytes per layer, for every node."""
 
@@ -77,7 +79,3 @@ def recurrent_refusals(
 def as_chain(config: ReDrafterConfig) -> ReDrafterConfig:
     length = min(config.beam_length, config.num_speculative_tokens)
     return replace(config, tree="chain", beam_length=length)
-
-
-def announcement(reasons: list[str]) -> str:
-    return f"ReDrafter verifies chains on this target: {'; '.join(reasons)}"

@@ -70,8 +70,6 @@ def _set_for_lmcache(extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "the environment": os.environ.get(variable),
             str(file): in_file.get(name),
         }
-        yield from ((name, place) for place, value in places.items() if _is_true(value))
-
-
-def _is_true(value: Any) -> bool:
-    return str(value).strip().lower() in ("true", "1")
+        for place, value in places.items():
+            if str(value).strip().lower() in ("true", "1"):
+                yield name, place

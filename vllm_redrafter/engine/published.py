@@ -28,22 +28,18 @@ COPIED_BY_RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 class Counters(NamedTuple):
     """What is published: fields of StepStats, which says what they count."""
 
-    steps: float
-    verifications: float
-    drafted_tokens: float
-    sampled_tokens: float
-    expected_tokens: float
-    undrafted_steps: float
-    matched_tokens: float
-    accepted_matched_tokens: float
+    steps: float = 0.0
+    verifications: float = 0.0
+    drafted_tokens: float = 0.0
+    sampled_tokens: float = 0.0
+    expected_tokens: float = 0.0
+    undrafted_steps: float = 0.0
+    matched_tokens: float = 0.0
+    accepted_matched_tokens: float = 0.0
 
     @classmethod
     def of(cls, stats: StepStats) -> Counters:
         return cls._make(_read(stats))
-
-    @classmethod
-    def none(cls) -> Counters:
-        return cls(*[0.0] * len(cls._fields))
 
     def since(self, earlier: Counters) -> Counters:
         """What was counted between `earlier` and now."""
@@ -70,29 +66,28 @@ def close_directory() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def is_wanted() -> bool:
-    """Has the process that launched this one asked for counters?"""
-    return _file(0) is not None
-
-
 class Publisher:
-    """The worker's end: totals since its start; without a directory, nothing is done."""
+    """The worker's end: totals since its start; without a directory, nothing is done.
+
+    Attributes:
+        is_wanted: the process that launched this one has asked for counters.
+    """
 
     def __init__(self, engine: int) -> None:
         """FileExistsError where another worker publishes as this data-parallel engine."""
         shared: bytearray | mmap.mmap = bytearray(SIZE)
-        self._is_read = False
+        self.is_wanted = False
         if (file := _file(engine)) is not None:
             with open(file, "xb+") as opened:
                 opened.truncate(SIZE)
                 shared = mmap.mmap(opened.fileno(), SIZE)
-            self._is_read = True
+            self.is_wanted = True
         self._published = np.frombuffer(shared, dtype=np.float64)
         self._before_reset = np.zeros_like(self._published)
 
     def publish(self, stats: StepStats) -> None:
         """Once per step. Readers may see a part of the fields a step ahead of the others."""
-        if self._is_read:
+        if self.is_wanted:
             np.add(self._before_reset, Counters.of(stats), out=self._published)
 
     def carry(self, stats: StepStats) -> None:

@@ -162,16 +162,13 @@ def validated(
         )
     if requested.get("model") is None:
         return _without_drafter(requested, default_max_nodes), None
-    if not isinstance(requested["model"], str):
-        raise ConfigError(
-            "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id), "
-            f"got {requested['model']!r}"
-        )
-    if not isinstance(requested.get("revision"), str | None):
-        raise ConfigError(
-            "speculative config: 'revision' must be the name of a branch, tag or commit, got "
-            f"{requested['revision']!r}"
-        )
+    named = {
+        "model": "the ReDrafter checkpoint (folder or hub id)",
+        "revision": "a branch, tag or commit",
+    }
+    for key, what in named.items():
+        if not isinstance(value := requested.get(key), str | None):
+            raise ConfigError(f"speculative config: {key!r} must name {what}, got {value!r}")
     checkpoint = request.checkpoint
     if checkpoint is None:
         checkpoint = Checkpoint.open(requested["model"], requested.get("revision"))

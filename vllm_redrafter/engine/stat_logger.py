@@ -52,7 +52,7 @@ class ReDrafterStatLogger(StatLoggerBase):
         self._model = vllm_config.model_config.served_model_name
         self._subscriber: Subscriber | None = None
         self._metrics: list[Counter] = []
-        self._counted = self._logged = Counters.none()
+        self._counted = self._logged = Counters()
 
     def log_engine_initialized(self) -> None:
         """Find the worker's counters, which are there when the engine is ready."""

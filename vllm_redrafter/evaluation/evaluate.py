@@ -96,7 +96,7 @@ def shapes(
     for width in beam_widths:
         for length in beam_lengths:
             shape = ReDrafterConfig(1, width, length, tree, context_matches=0)
-            max_nodes = length if tree == "chain" else shape.max_explored
+            max_nodes = length if tree == "chain" else width * length
             nodes = sorted({k for k in num_nodes if k <= max_nodes})
             grid += [replace(shape, num_speculative_tokens=k) for k in nodes]
     if not grid:

@@ -15,10 +15,10 @@ from vllm.v1.utils import CpuGpuBuffer
 from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of
 from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.cpu import kv_cache
-from vllm_redrafter.engine.cpu.cache_layout import UNIT, as_integers
-from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
-from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS, CopiedUnits, PathCopies
+from vllm_redrafter.engine.cpu.cache_layout import UNIT
+from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
 from vllm_redrafter.engine.cpu.tree_plan import Array
+from vllm_redrafter.engine.cpu.tree_sequences import COMPILED_THREADS, CopiedUnits, PathCopies
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 32, 2, 32, 3
 DTYPES = [torch.float32, torch.bfloat16]
@@ -34,13 +34,6 @@ def move_slots(rows: Tensor, source: list[int], destination: list[int]) -> Tenso
     by_slot = rows.transpose(3, 4).flatten(2, 3).clone()
     by_slot[:, :, destination] = by_slot[:, :, source]
     return by_slot.view(2, -1, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE).transpose(3, 4)
-
-
-def stack_of(layers: Tensor, order: str) -> LayerStack:
-    """Of caches [layers, blocks, KV heads, B, 2 * head size]."""
-    layout = layout_of(order, HEAD_SIZE, BLOCK_SIZE, layers.dtype)
-    (stack,) = stack_layers(layers.unbind(0))
-    return LayerStack(as_integers(stack).numpy(), layout.places)
 
 
 @st.composite
@@ -75,7 +68,11 @@ def test_compaction_equals_a_naive_copy(
     paths, first_rows = case
     slot_of = list(range(BLOCKS * BLOCK_SIZE))
     rng.shuffle(slot_of)  # type: ignore[attr-defined]
-    slot_mapping = torch.tensor(slot_of)
+    # A batch that vLLM made anew has a second buffer, which stays empty.
+    slots = CpuGpuBuffer(
+        len(slot_of), dtype=torch.int64, device=torch.device("cpu"), pin_memory=False
+    )
+    slots.gpu = torch.tensor(slot_of)
     rows = random_rows(layers=3).to(dtype)
     caches = lay_out(order, rows)
 
@@ -83,8 +80,9 @@ def test_compaction_equals_a_naive_copy(
     with pytest.MonkeyPatch.context() as patch:
         if shared_out:  # among torch's threads
             patch.setattr(kv_cache, "COMPILED_THREADS", 0)
-        stack = stack_of(caches, order)
-        compact([stack], slot_mapping[source], slot_mapping[destination])
+        layout_of(order, HEAD_SIZE, BLOCK_SIZE, dtype)  # is then known
+        stacks = stack_layers(caches.unbind(0), {2 * HEAD_SIZE: order})
+        compact([stacks], [SimpleNamespace(slot_mapping=slots)], source, destination)
 
     read, written = [], []
     for path, first in zip(paths, first_rows, strict=True):
@@ -95,27 +93,13 @@ def test_compaction_equals_a_naive_copy(
     assert torch.equal(caches, lay_out(order, move_slots(rows, read, written)))
 
 
-def test_slots_are_read_where_vllm_computes_them() -> None:
-    """A batch that vLLM made anew, after the first, has a second buffer, which stays empty."""
-    slots = CpuGpuBuffer(
-        BLOCKS * BLOCK_SIZE, dtype=torch.int64, device=torch.device("cpu"), pin_memory=False
-    )
-    slots.gpu.copy_(torch.randperm(BLOCKS * BLOCK_SIZE))
-    rows = random_rows(layers=2)
-    caches = lay_out("vector", rows)
-    tables = [SimpleNamespace(slot_mapping=slots)]
-    groups = [[stack_of(caches, "vector")]]
-    compact_groups(groups, tables, torch.tensor([3, 7]), torch.tensor([1, 2]))
-    read, written = slots.gpu[[3, 7]].tolist(), slots.gpu[[1, 2]].tolist()
-    assert torch.equal(caches, lay_out("vector", move_slots(rows, read, written)))
-
-
 def test_evenly_spaced_layers_of_one_allocation_are_one_stack() -> None:
     layers = list(torch.randn(5, BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE).unbind(0))
-    (stack,) = stack_layers([*layers, layers[2]])  # a shared cache counts once
-    assert [view.data_ptr() for view in stack] == [layer.data_ptr() for layer in layers]
-    assert len(stack_layers([layers[i] for i in (0, 1, 4)])) == 3
-    assert len(stack_layers([layer.clone() for layer in layers])) == 5
+    isas = {2 * HEAD_SIZE: "vec"}
+    ((numbers, _),) = stack_layers([*layers, layers[2]], isas)  # a shared cache counts once
+    assert [of.ctypes.data for of in numbers] == [layer.data_ptr() for layer in layers]
+    assert len(stack_layers([layers[i] for i in (0, 1, 4)], isas)) == 3
+    assert len(stack_layers([layer.clone() for layer in layers], isas)) == 5
 
 
 def pairs(of: Iterable[tuple[int, int]]) -> Array:

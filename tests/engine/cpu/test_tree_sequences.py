@@ -15,7 +15,7 @@ from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from redrafter_testing.engines.cpu_attention import AttentionVariant, attend, attend_to_trees
 from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.cache_layout import UNIT
-from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS
+from vllm_redrafter.engine.cpu.tree_sequences import COMPILED_THREADS
 from vllm_redrafter.tree.token_tree import TokenTree
 
 BLOCK_SIZE, NUM_BLOCKS = 64, 60

@@ -21,13 +21,12 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine.cpu.cache_layout import cache_layout
-from vllm_redrafter.engine.cpu.path_copies import CopiedUnits, PathCopies
-from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
+from vllm_redrafter.engine.cpu.tree_sequences import CopiedUnits, PathCopies, tree_parts
 from vllm_redrafter.engine.cpu.verification import VerificationStep
 
 
 @dataclass(kw_only=True)
-class TreeAttentionMetadata(CPUAttentionMetadata):
+class _TreeMetadata(CPUAttentionMetadata):
     """Metadata of a step that has branching trees.
 
     Attributes:
@@ -41,7 +40,7 @@ class TreeAttentionMetadata(CPUAttentionMetadata):
     stats: StepStats
 
 
-class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
+class _TreeMetadataBuilder(CPUAttentionMetadataBuilder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         layout = cache_layout(self.isa, self.head_dim, self.block_size, self.dtype)
@@ -49,7 +48,7 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
 
     def with_trees(
         self, plain: CPUAttentionMetadata, step: VerificationStep, stats: StepStats
-    ) -> TreeAttentionMetadata:
+    ) -> _TreeMetadata:
         branching = step.branching
         tree = step.tree.select(branching)
         in_place = None
@@ -66,10 +65,10 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
             self.window_size,
             2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize,
         )
-        return TreeAttentionMetadata(
+        return _TreeMetadata(
             **vars(plain),
             in_place=in_place,
-            parts=[(self._of(plain, *part.sequences), part.copies) for part in parts],
+            parts=[(self._of(plain, *sequences), copies) for sequences, copies in parts],
             copied=self._copied,
             stats=stats,
         )
@@ -105,7 +104,7 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         )
 
 
-class TreeAttentionImpl(CPUAttentionBackendImpl):
+class _TreeAttentionImpl(CPUAttentionBackendImpl):
     def forward(
         self,
         layer: AttentionLayer,
@@ -123,7 +122,7 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
             # are measured.
             return output.zero_()
         behind = output, output_scale, output_block_scale
-        if not isinstance(attn_metadata, TreeAttentionMetadata):
+        if not isinstance(attn_metadata, _TreeMetadata):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, *behind)
         attend = partial(super().forward, layer, query, key, value)
         if attn_metadata.in_place is not None:
@@ -140,8 +139,8 @@ class TreeAttentionBackend(CPUAttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:
-        return TreeAttentionImpl
+        return _TreeAttentionImpl
 
     @staticmethod
     def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
-        return TreeAttentionMetadataBuilder
+        return _TreeMetadataBuilder

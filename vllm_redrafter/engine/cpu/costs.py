@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
@@ -19,9 +19,6 @@ from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.tree.policy import SearchShape
 
-Draft = Callable[[SearchShape, int], None]
-"""Draft by this search, for so many requests."""
-
 MAX_SECONDS = 4.0
 """Of verification, and of drafts; costs of larger sizes are extrapolated."""
 WARM_UP_SECONDS = 1.0
@@ -30,7 +27,8 @@ WARM_UP_SECONDS = 1.0
 def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     """Time drafts, and passes of the target without context, of growing size.
 
-    What else a step costs is learned from the steps themselves (`budget/costs.py`).
+    What else a step costs is learned from the steps themselves (`budget/costs.py`). Afterwards no
+    small step waits for oneDNN, which compiles for each number of rows.
     """
     config = proposer.config
     requests = runner.max_num_reqs
@@ -46,19 +44,17 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
         before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
         seconds=MAX_SECONDS,
     )
-    return CostTable(drafts, tuple(VerifyCost(*timed) for timed in passes))
-
-
-def warm_up_sizes(runner: CPUModelRunner, max_rows: int) -> None:
-    """Run passes of 1, 2, 3... rows, for a second: oneDNN compiles for each number of rows."""
+    table = CostTable(drafts, tuple(VerifyCost(*timed) for timed in passes))
     ends = perf_counter() + WARM_UP_SECONDS
-    for rows in range(1, max_rows + 1):
+    for few in range(1, min(config.num_speculative_tokens + 1, runner.max_num_tokens) + 1):
         if perf_counter() > ends:
             break
-        _target_pass(runner, rows)
+        _target_pass(runner, few)
+    return table
 
 
-def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Draft:
+def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Callable[..., None]:
+    """Draft by a search, for so many requests."""
     config = proposer.config
     hidden = torch.zeros(requests, proposer.hidden_width, dtype=proposer.dtype)
     roots = torch.zeros(requests, dtype=torch.int64)
@@ -96,22 +92,3 @@ def _target_pass(runner: CPUModelRunner, rows: int) -> None:
     # vLLM's layers for adapters expect the logits rows of a step that they were told about.
     if runner.lora_config is None:
         runner.model.compute_logits(hidden[:rows]).argmax(dim=-1)
-
-
-class StepClock:
-    """Time between the ends of steps, vLLM's scheduling and output included."""
-
-    def __init__(self) -> None:
-        self._ended = 0.0
-        self._requests: list[str] = []
-
-    def lap(self, request_ids: Sequence[str]) -> float | None:
-        """Seconds since the last step's end; None where this step has requests that it had not.
-
-        The engine may have waited for those.
-        """
-        before, self._requests = self._requests, list(request_ids)
-        started, self._ended = self._ended, perf_counter()
-        # Mostly they are the same, which is compared sooner.
-        same = before == self._requests or set(before).issuperset(self._requests)
-        return self._ended - started if same else None

@@ -3,49 +3,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu.cache_layout import as_integers, cache_layout
-from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS
 from vllm_redrafter.engine.cpu.tree_plan import Array
+from vllm_redrafter.engine.cpu.tree_sequences import COMPILED_THREADS
 from vllm_redrafter.utils.compiled import compiled
 
-
-class LayerStack(NamedTuple):
-    """Caches of layers that compaction serves at once.
-
-    Attributes:
-        numbers: [layers, blocks, KV heads, B * 2 * head size], integers as wide as its numbers.
-        places: [B, 2 * head size], see `CacheLayout`.
-    """
-
-    numbers: Array
-    places: Array
-
-    @classmethod
-    def of(cls, stack: Tensor, isa: str) -> LayerStack:
-        block_size, both = stack.shape[-2:]
-        layout = cache_layout(isa, both // 2, block_size, stack.dtype)
-        return cls(as_integers(stack).numpy(), layout.places)
+LayerStack = tuple[Array, Array]
+"""Numbers [layers, blocks, KV heads, B * 2 * head size] of evenly spaced caches of one allocation,
+as integers of their width; and [B, 2 * head size] int64, their places (`CacheLayout`)."""
 
 
-def stack_layers(caches: Iterable[Tensor]) -> list[Tensor]:
-    """View evenly spaced caches of one allocation as one tensor; layers may share a cache.
+def stack_layers(caches: Iterable[Tensor], isas: Mapping[int, str]) -> list[LayerStack]:
+    """Caches of layers that are compacted at once; layers may share a cache.
 
     Args:
         caches: per layer [blocks, KV heads, block size, 2 * head size].
-
-    Returns:
-        Views [layers, blocks, KV heads, block size, 2 * head size].
+        isas: by the last size, the instruction set that caches are laid out for.
     """
+    stacks = []
+    for stack in _stacked(caches):
+        block_size, both = stack.shape[-2:]
+        layout = cache_layout(isas[both], both // 2, block_size, stack.dtype)
+        stacks.append((as_integers(stack).numpy(), layout.places))
+    return stacks
+
+
+def _stacked(caches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Views [layers, blocks, KV heads, block size, 2 * head size]."""
     unique = sorted({c.data_ptr(): c for c in caches}.values(), key=lambda c: c.data_ptr())
-    stacks: list[Tensor] = []
     for _, same in groupby(unique, key=lambda c: (c.shape, c.stride(), c.dtype)):
         layers = list(same)
         steps = {b.data_ptr() - a.data_ptr() for a, b in pairwise(layers)}
@@ -55,35 +48,30 @@ def stack_layers(caches: Iterable[Tensor]) -> list[Tensor]:
         if len(steps) == 1 and one_storage:
             step = steps.pop() // first.element_size()
             size, stride = (len(layers), *first.shape), (step, *first.stride())
-            stacks.append(first.as_strided(size, stride, first.storage_offset()))
+            yield first.as_strided(size, stride, first.storage_offset())
         else:
-            stacks.extend(layer.unsqueeze(0) for layer in layers)
-    return stacks
+            yield from (layer.unsqueeze(0) for layer in layers)
 
 
-def compact_groups(
+def compact(
     groups: Sequence[Iterable[LayerStack]], block_tables: Any, source: Tensor, destination: Tensor
 ) -> None:
-    """`compact` between rows [N] int64 of the batch, in the layers of all cache groups."""
-    for group, stacks in enumerate(groups):
-        # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
-        # made anew, for several cache groups, and by 0.33 unless --block-size is given.
-        slots = block_tables[group].slot_mapping.gpu
-        compact(stacks, slots[source].long(), slots[destination].long())
-
-
-def compact(stacks: Iterable[LayerStack], source: Tensor, destination: Tensor) -> None:
-    """Copy KV rows between slots, in all layers.
+    """Copy KV rows between slots, in the layers of all cache groups.
 
     Args:
-        source: [N] int64 slots (block * block size + offset); none is an earlier destination.
-        destination: [N] int64 slots, distinct.
+        source: [N] int64 rows of the batch; none is an earlier destination.
+        destination: [N] int64 rows, distinct.
     """
     # Torch shares rows out among threads; for few, one thread of our loop is faster.
     many = min(len(source), torch.get_num_threads()) > COMPILED_THREADS
     move = _move_reference if many else _move_rows
-    for numbers, places in stacks:
-        move(numbers, places, source.numpy(), destination.numpy())
+    for group, stacks in enumerate(groups):
+        # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
+        # made anew, for several cache groups, and by 0.33 unless --block-size is given.
+        slots = block_tables[group].slot_mapping.gpu
+        read, written = (slots[rows].long().numpy() for rows in (source, destination))
+        for numbers, places in stacks:
+            move(numbers, places, read, written)
 
 
 def _move_reference(numbers: Array, places: Array, source: Array, destination: Array) -> None:

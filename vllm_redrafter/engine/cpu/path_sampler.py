@@ -40,6 +40,8 @@ T = TypeVar("T")
 AT_ONCE = 2**18
 """Up to so many logits, one argmax of all is faster than a call of the sampler per depth."""
 
+NONE = torch.empty(0, dtype=torch.int64)
+
 PENALTIES = (
     "prompt_token_ids",
     "frequency_penalties",
@@ -108,6 +110,7 @@ def sample_paths(
 
 
 def _only_the_largest(m: SamplingMetadata) -> bool:
+    processors = m.logitsprocs.non_argmax_invariant
     return (
         m.all_greedy
         and m.no_penalties
@@ -116,20 +119,8 @@ def _only_the_largest(m: SamplingMetadata) -> bool:
         and m.max_num_logprobs is None
         and not m.logprob_token_ids
         and m.thinking_budget_state_holder is None
-        and not any(map(_is_busy, m.logitsprocs.non_argmax_invariant))
+        and all(_chosen_processor(each, NONE, 0) is None for each in processors)
     )
-
-
-def _is_busy(processor: LogitsProcessor) -> bool:
-    if isinstance(processor, LogitBiasLogitsProcessor):
-        return bool(processor.biases)
-    if isinstance(processor, MinTokensLogitsProcessor):
-        return bool(processor.min_toks)
-    raise TypeError(_unknown(processor))
-
-
-def _unknown(processor: LogitsProcessor) -> str:
-    return f"ReDrafter cannot apply the logits processor {type(processor).__name__}"
 
 
 def _states(metadata: SamplingMetadata, requests: np.ndarray) -> dict[int, Tensor]:
@@ -191,6 +182,7 @@ def _metadata_at_depth(m: SamplingMetadata, requests: Tensor, walk: Walk) -> Sam
     def by_row(by_request: dict[int, T]) -> dict[int, T]:
         return {int(row_of[r]): value for r, value in by_request.items() if row_of[r] >= 0}
 
+    processors = (_chosen_processor(each, requests, walk.depth) for each in m.logitsprocs.all)
     return replace(
         m,
         temperature=chosen(m.temperature),
@@ -206,23 +198,19 @@ def _metadata_at_depth(m: SamplingMetadata, requests: Tensor, walk: Walk) -> Sam
         allowed_token_ids_mask=chosen(m.allowed_token_ids_mask),
         bad_words_token_ids=by_row(m.bad_words_token_ids),
         logprob_token_ids=None if m.logprob_token_ids is None else by_row(m.logprob_token_ids),
-        logitsprocs=LogitsProcessors(_chosen_processors(m.logitsprocs, requests, walk.depth)),
+        logitsprocs=LogitsProcessors(each for each in processors if each is not None),
         spec_token_ids=None,
     )
-
-
-def _chosen_processors(
-    processors: LogitsProcessors, requests: Tensor, depth: int
-) -> list[LogitsProcessor]:
-    """The active built-in processors, for requests [A] int64 ascending, `depth` tokens later."""
-    chosen = (_chosen_processor(processor, requests, depth) for processor in processors.all)
-    return [processor for processor in chosen if processor is not None]
 
 
 def _chosen_processor(
     processor: LogitsProcessor, requests: Tensor, depth: int
 ) -> LogitsProcessor | None:
-    """None where the processor has nothing to do; TypeError for one that is not built in."""
+    """A built-in processor for requests [A] int64 ascending, `depth` tokens later; None if idle.
+
+    Raises:
+        TypeError: it is not built in.
+    """
     chosen = copy(processor)
     if isinstance(chosen, MinPLogitsProcessor):
         if not chosen.min_p_count:
@@ -245,7 +233,8 @@ def _chosen_processor(
         _, chosen.logits_slice = _entries_of(chosen.logits_slice, short)
         _, chosen.restore_logits_slice = _entries_of(chosen.restore_logits_slice, short)
     else:
-        raise TypeError(_unknown(processor))
+        name = type(processor).__name__
+        raise TypeError(f"ReDrafter cannot apply the logits processor {name}")
     return chosen
 
 

@@ -41,10 +41,10 @@ from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.drafting.drafting import Drafting
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import moves
-from vllm_redrafter.engine.chains import announcement, as_chain, layers_without_trees
+from vllm_redrafter.engine.chains import ANNOUNCEMENT, as_chain, layers_without_trees
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
-from vllm_redrafter.engine.cpu.costs import StepClock, measure_costs, warm_up_sizes
-from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
+from vllm_redrafter.engine.cpu.costs import measure_costs
+from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
@@ -76,7 +76,9 @@ class CPUTreeModelRunner(CPUModelRunner):
         self.drafted = False
         # The step's kind, requests and rows, where its time is comparable.
         self._timed: tuple[int, int, int] | None = None
-        self._clock = StepClock()
+        # When the last step ended, and its requests.
+        self._ended = 0.0
+        self._requests_before: list[str] = []
         self._texts: ContextIndex | None = None
         config = self.proposer.config
         if config.context_matches:
@@ -91,7 +93,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         if self._verifies_chains:
             return
         if reasons := list(layers_without_trees(self.vllm_config, TreeAttentionBackend)):
-            logger.info("%s", announcement(reasons))
+            logger.info(ANNOUNCEMENT, "; ".join(reasons))
             self.proposer.config = as_chain(self.proposer.config)
 
     @property
@@ -112,11 +114,10 @@ class CPUTreeModelRunner(CPUModelRunner):
             caches = {name: layers[name].kv_cache for name in group.layer_names}
             # Heads of one size are stored alike.
             isas = {cache.shape[-1]: layers[name].isa for name, cache in caches.items()}
-            stacks = stack_layers(caches.values())
-            self._kv_stacks.append([LayerStack.of(s, isas[s.shape[-1]]) for s in stacks])
+            self._kv_stacks.append(stack_layers(caches.values(), isas))
         none = torch.empty(0, dtype=torch.int64)
-        for stacks_of_group in self._kv_stacks:
-            compact(stacks_of_group, none, none)  # Let numba compile now, not in service.
+        # Let numba compile now, not in service.
+        compact(self._kv_stacks, self.input_batch.block_table, none, none)
 
     def prepare_budget(self) -> None:
         """Measure costs, with weights and KV cache in place; plan with them from now on."""
@@ -133,7 +134,6 @@ class CPUTreeModelRunner(CPUModelRunner):
             return
         started = perf_counter()
         self.costs = measure_costs(self, self.proposer)
-        warm_up_sizes(self, min(config.num_speculative_tokens + 1, self.max_num_tokens))
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
         recorded = self.proposer.recorded
         self.drafting.planner = BatchPlanner(config, self.costs, self.max_num_reqs, recorded)
@@ -154,17 +154,13 @@ class CPUTreeModelRunner(CPUModelRunner):
     def _skips_draft(self, scheduled: SchedulerOutput) -> bool:
         """Has this step nothing to draft, verify or prefill?"""
         batch = self.input_batch
-        is_as_before = (
+        return (
             not scheduled.scheduled_new_reqs
             and not scheduled.finished_req_ids
             and not scheduled.scheduled_cached_reqs.resumed_req_ids
-            and len(scheduled.num_scheduled_tokens) == batch.num_reqs
-        )
-        is_plain = scheduled.total_num_scheduled_tokens == batch.num_reqs
-        return (
-            is_as_before
-            and is_plain
             and not scheduled.scheduled_spec_decode_tokens
+            and len(scheduled.num_scheduled_tokens) == batch.num_reqs
+            and scheduled.total_num_scheduled_tokens == batch.num_reqs
             and self.drafting.skips_draft(batch.req_ids, scheduled.num_spec_tokens_to_schedule)
         )
 
@@ -253,8 +249,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         with self.stats.measure("compact"):
             source, destination = moves(accepted.path, step.root_rows)
             if source.numel():
-                block_tables = self.input_batch.block_table
-                compact_groups(self._kv_stacks, block_tables, source, destination)
+                compact(self._kv_stacks, self.input_batch.block_table, source, destination)
         if self.proposer.recorder is not None:
             self.proposer.recorder.verified(step.tree, accepted)
         self.stats.count(step.drafted, accepted.num_sampled.numpy())
@@ -361,10 +356,15 @@ class CPUTreeModelRunner(CPUModelRunner):
         return self._texts.matches(request_ids, texts, rows, num_tokens)
 
     def _time_step(self, draft_seconds: float) -> None:
+        """Record the time between two steps' ends, vLLM's scheduling and output included."""
         timed, self._timed = self._timed, None
-        seconds = self._clock.lap(self.input_batch.req_ids)
-        if seconds is not None and timed is not None:
-            self.drafting.record_step_time(*timed, seconds - draft_seconds)
+        started, self._ended = self._ended, perf_counter()
+        before, self._requests_before = self._requests_before, list(self.input_batch.req_ids)
+        # The engine may have waited for requests that the last step had not. Mostly they are the
+        # same, which is compared sooner.
+        requests = self._requests_before
+        if timed is not None and (before == requests or set(before).issuperset(requests)):
+            self.drafting.record_step_time(*timed, self._ended - started - draft_seconds)
 
     @property
     def proposer(self) -> TreeProposer:

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

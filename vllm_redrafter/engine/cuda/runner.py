@@ -52,7 +52,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.chains import (
-    announcement,
+    ANNOUNCEMENT,
     as_chain,
     layers_without_trees,
     recurrent_refusals,
@@ -315,7 +315,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             reasons = of_all_stages(of_this_stage)
             if not reasons:
                 return TreeModelState(vllm_config, model, *args, table=self.table)
-            logger.info("%s", announcement(reasons))
+            logger.info(ANNOUNCEMENT, "; ".join(reasons))
             self.table.config = as_chain(self.table.config)
             for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
                 if isinstance(layer.impl, TreeAttentionImpl):

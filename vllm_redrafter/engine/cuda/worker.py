@@ -13,7 +13,6 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import WorkerBase
 
-from vllm_redrafter.engine import published
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.utils.errors import ConfigError
@@ -32,9 +31,10 @@ class TreeWorker(WorkerBase):
         super().init_device()
         # All ranks of the last pipeline stage count the same, those of the others nothing.
         counts = get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0
-        if counts and published.is_wanted():
-            engine = self.parallel_config.data_parallel_index
-            self.model_runner.table.meter.publisher = Publisher(engine)
+        if counts:
+            publisher = Publisher(self.parallel_config.data_parallel_index)
+            if publisher.is_wanted:
+                self.model_runner.table.meter.publisher = publisher
 
     def determine_available_memory(self) -> int:
         """As vLLM does; ConfigError where not even one request's recurrent states fit."""

@@ -7,8 +7,7 @@ from torch import Tensor
 from vllm import _custom_ops as ops
 
 from vllm_redrafter.engine.cpu.cache_layout import cache_layout
-from vllm_redrafter.engine.cpu.path_copies import CopiedUnits
-from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
+from vllm_redrafter.engine.cpu.tree_sequences import CopiedUnits, tree_parts
 from vllm_redrafter.tree.token_tree import TokenTree
 
 
@@ -81,7 +80,7 @@ def attend_to_trees(
     window = variant.sliding_window
     bytes_of_token = kv_cache[0, :, 0].nbytes
     copied = CopiedUnits(cache_layout("vec", both // 2, block_size, kv_cache.dtype))
-    for part in tree_parts(
+    for sequences, copies in tree_parts(
         tree, root_rows, context_lens, block_table, block_size, window, bytes_of_token
     ):
-        attend(query, copied.write(part.copies, kv_cache), *part.sequences, variant, output)
+        attend(query, copied.write(copies, kv_cache), *sequences, variant, output)

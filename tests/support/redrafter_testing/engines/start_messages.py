@@ -40,12 +40,12 @@ def _say(
     from vllm.engine.arg_utils import EngineArgs
 
     from vllm_redrafter import ConfigError, plugin
-    from vllm_redrafter.engine.chains import announcement
+    from vllm_redrafter.engine.chains import ANNOUNCEMENT
 
     plugin.register()
     let_vision_targets_load()
     said: list[str] = []
-    plugin._log_chains = lambda reasons: said.append(announcement(reasons))
+    plugin._log_chains = lambda reasons: said.append(ANNOUNCEMENT % "; ".join(reasons))
     messages = []
     for target in targets:
         said.clear()

@@ -27,10 +27,10 @@ def packed_form(head: DraftHead, pack: Pack) -> SearchHead:
     """A head on packed products: its class's form, that of its `packed`, or its layers packed."""
     if (form := _FORMS.get(type(head))) is not None:
         return form(head, pack)
-    return head.packed(pack) or with_packed_layers(head, pack)
+    return head.packed(pack) or _with_packed_layers(head, pack)
 
 
-def with_packed_layers(head: DraftHead, pack: Pack) -> DraftHead:
+def _with_packed_layers(head: DraftHead, pack: Pack) -> DraftHead:
     """The same head, with each linear layer replaced by its product.
 
     Only matrices that candidates need are kept: a selector's, and the vocabulary-wide layer's.

@@ -26,25 +26,21 @@ class PackedHead(SearchHead):
         (layer,) = head.vocabulary_layers
         self._vocabulary_layer = pack(layer.weight, None)
         self._rows = layer.weight.detach() if head.config.selected_depths else None
-        self._selector = None if head.selector is None else PackedSelector(head.selector, pack)
+        self._selector = None if head.selector is None else _PackedSelector(head.selector, pack)
 
     def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         return self._vocabulary_layer(self.features(condition, state, depth))
 
-    def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
-        assert self._selector is not None
-        return self._selector(self.features(condition, state, 0), length)
-
     def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
-        assert self._rows is not None
-        features = self.base_features(condition, state, length).squeeze(1)
+        assert self._rows is not None and self._selector is not None
+        features = self._selector(self.features(condition, state, 0), length).squeeze(1)
         return CompiledShortlist.of(self._vocabulary_layer(features), self._rows, count)
 
     def target_tokens(self, draft_tokens: Tensor) -> Tensor:
         return draft_tokens if self._d2t is None else draft_tokens + self._d2t[draft_tokens]
 
 
-class PackedSelector:
+class _PackedSelector:
     """See `Selector`, of which it keeps no tensor."""
 
     def __init__(self, selector: Selector, pack: Pack) -> None:

@@ -6,15 +6,13 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.heads.shortlist import Shortlist
 from vllm_redrafter.utils.compiled import compiled, compiled_in_any_order
 from vllm_redrafter.utils.top_of_many import top_of_many
-
-Array = npt.NDArray[Any]
 
 FLOAT32_BITS = {torch.float32: (torch.uint32, 0), torch.bfloat16: (torch.uint16, 16)}
 """What numbers are as integers, and how far these are shifted to be a float32's."""
