@@ -366,7 +366,7 @@ CASES = {
         served(num_speculative_tokens=NAN), "between 1 and 127 .* got nan"
     ),
     "`beam_width` NaN": Case(served(beam_width=NAN), "beam_width must be .* got nan"),
-    "a `revision` that is a number": Case(served(revision=5), "'revision' must be .* got 5"),
+    "a `revision` that is a number": Case(served(revision=5), "'revision' must name .* got 5"),
     "a request's `redrafter.spec_tokens` of NaN": Case(
         request(**{"redrafter.spec_tokens": NAN}), "integer from 0 to 12 .* got nan"
     ),

@@ -316,7 +316,7 @@ def test_settings_that_mean_nothing_without_a_drafter(
 @pytest.mark.parametrize(
     ("k", "settings", "message"),
     [
-        (0, {}, "num_speculative_tokens must be between 1 and 127.*got 0.*leave the spec"),
+        (0, {}, "num_speculative_tokens must be between 1 and 127.*leave the spec.*got 0"),
         (128, {}, "num_speculative_tokens must be between 1 and 127.*got 128"),
         (4, {"beam_width": 0}, "beam_width must be an integer of at least 1, got 0"),
         (4, {"beam_length": -1}, "beam_length must be an integer of at least 1, got -1"),
