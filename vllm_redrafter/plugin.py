@@ -255,14 +255,14 @@ def _watch_counters(args: EngineArgs, vllm_config: VllmConfig) -> None:
         return
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    _wrap(AsyncLLM, "__init__", _start_front_end)
+    _wrap(AsyncLLM, "__init__", start_front_end)
 
 
 def _speculates(vllm_config: VllmConfig) -> bool:
     return vllm_config.parallel_config.worker_cls in names.WORKERS
 
 
-def _start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """`AsyncLLM.__init__` with our stat logger, where a ReDrafter speculates and is counted."""
     bound = inspect.signature(original).bind(*args, **kwargs)
     given = bound.arguments

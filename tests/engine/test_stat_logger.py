@@ -137,7 +137,7 @@ def start_front_end(
         seen.append(len(list(folder.iterdir())))
         return stat_loggers
 
-    return plugin._start_front_end(start, vllm_config, None, log_stats, **more), seen[0]
+    return plugin.start_front_end(start, vllm_config, None, log_stats, **more), seen[0]
 
 
 @pytest.mark.parametrize("worker", [names.CPU_WORKER, names.CUDA_WORKER])

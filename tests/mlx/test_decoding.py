@@ -9,7 +9,7 @@ mx = pytest.importorskip("mlx.core")
 
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.mlx import Drafter, drafter, load_drafter, stream_generate
-from vllm_redrafter.mlx.drafter import _measure_costs as measure_costs
+from vllm_redrafter.mlx.drafter import measure_costs
 
 QUESTION = "list values"
 
@@ -27,7 +27,7 @@ def with_costs(pair: Any, monkeypatch: pytest.MonkeyPatch, row: float, draft: fl
             tuple(VerifyCost(rows, 1 + row * (rows - 1)) for rows in range(1, 9)),
         )
 
-    monkeypatch.setattr(drafter, "_measure_costs", costs)
+    monkeypatch.setattr(drafter, "measure_costs", costs)
     made = load_drafter(pair.drafter, pair.model, context_matches=0)
     # The table alone speaks: the steps' own times are another machine's.
     monkeypatch.setattr(made.drafting.planner.times, "stepped", lambda *_: None)

@@ -97,7 +97,7 @@ class ArmChoice:
         self._buckets[at].ran[self._step.arm] = self._clock
         return self._step._replace(steps=1 + self._left)
 
-    def _pass_step(self) -> bool:
+    def pass_step(self) -> bool:
         """Whether the next step of the same batch runs the same, without being planned."""
         if not self._left:
             return False
@@ -191,7 +191,7 @@ class BatchPlanner:
 
     def pass_plain_step(self) -> bool:
         """Whether the next step of the same batch is plain, as the last one was."""
-        if self.shape is not None or not self._choice._pass_step():
+        if self.shape is not None or not self._choice.pass_step():
             return False
         self._settled += 1
         return True

@@ -51,7 +51,7 @@ class GenerationSummary:
     seconds: float = 0.0
     tokens_per_step: float | None = None
 
-    def _add(self, dialogue: Dialogue) -> None:
+    def add(self, dialogue: Dialogue) -> None:
         """Count a finished conversation; its answers are counted already."""
         rows = dialogue.rows()
         self.conversations += 1
@@ -217,7 +217,7 @@ class _Generation:
             self._waiting.append(turn)
             self._running[dialogue.index] = dialogue
             return
-        self._summary._add(dialogue)
+        self._summary.add(dialogue)
         shard = dialogue.index // self._info.shard_size
         finished = self._rows[shard]
         finished[dialogue.index] = dialogue.rows()

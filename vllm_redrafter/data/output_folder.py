@@ -38,7 +38,7 @@ class Part:
         return range(self.k - 1, total, self.n)
 
     @contextmanager
-    def _locked(self, folder: Path) -> Iterator[None]:
+    def locked(self, folder: Path) -> Iterator[None]:
         """Keep other processes from writing this part, or parts of another number."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class FolderInfo:
         if (output / self.FILE).exists() and not self._unfinished(output, own):
             yield []
             return
-        with part._locked(output):
+        with part.locked(output):
             if not (output / self.FILE).exists() and self.finished_shards(output):
                 raise ConfigError(
                     f"--output {output} holds shards without a {self.FILE} that says what they "

@@ -135,7 +135,7 @@ class PromptRenderer:
             messages += [{"role": "assistant", "content": a} for a in answers[turn : turn + 1]]
         return messages
 
-    def _text(self, answer: Sequence[int]) -> str:
+    def text(self, answer: Sequence[int]) -> str:
         """An answer as a message's content."""
         return str(self._tokenizer.decode(answer, skip_special_tokens=True))
 
@@ -195,7 +195,7 @@ class Dialogue:
         row = self._row
         assert row is not None
         self._append(row, answer.tokens, True)
-        self._answers.append(self._renderer._text(answer.tokens))
+        self._answers.append(self._renderer.text(answer.tokens))
         if not answer.ended:
             self.truncated = len(row.input_ids) >= self._max_model_len
             self.cut_answers += not self.truncated

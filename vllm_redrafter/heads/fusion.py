@@ -13,11 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 EPSILON = 1e-6
 """Added to the mean square: zeros stay zeros."""
+
+
+class FuseLayer(nn.Linear):
+    """F, for m layers of the target: zeros, for which no random number is drawn."""
+
+    def __init__(self, hidden_size: int, num_layers: int) -> None:
+        super().__init__(num_layers * hidden_size, hidden_size, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
 
 
 def fused(hidden: Tensor, hidden_size: int, fuse: Callable[[Tensor], Tensor] | None) -> Tensor:

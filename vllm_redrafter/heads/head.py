@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.heads.fusion import fused
+from vllm_redrafter.heads.fusion import FuseLayer, fused
 from vllm_redrafter.heads.selector import Selector, SelectorConfig
 from vllm_redrafter.heads.shortlist import Shortlist
 from vllm_redrafter.heads.target_layers import checked_layers
@@ -275,15 +274,9 @@ class DraftHead(nn.Module, SearchHead):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
-        self.fuse: nn.Linear | None = None
+        self.fuse: FuseLayer | None = None
         if config.target_layers:
-            hidden = config.hidden_size
-            # No random number is drawn for it.
-            fuse: nn.Linear = skip_init(  # type: ignore[no-untyped-call]
-                nn.Linear, len(config.target_layers) * hidden, hidden, bias=False
-            )
-            nn.init.zeros_(fuse.weight)
-            self.fuse = fuse
+            self.fuse = FuseLayer(config.hidden_size, len(config.target_layers))
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.selector: Selector | None = None

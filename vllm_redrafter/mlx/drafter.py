@@ -101,7 +101,7 @@ def load_drafter(
     warm_up(proposer, none if head is None else _dummy_search(target, head, shape))
     drafting = Drafting(proposer, StepStats())
     if config.adaptive:
-        costs = _measure_costs(target, head, config)
+        costs = measure_costs(target, head, config)
         drafting.planner = BatchPlanner(config, costs, 1, recorded)
     return Drafter(target, head, config, drafting)
 
@@ -119,7 +119,7 @@ def _config(checkpoint: Checkpoint | None, given: dict[str, Any]) -> ReDrafterCo
     return settled(checkpoint, asked, lambda: DEFAULT_NODES, "load_drafter")
 
 
-def _measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig) -> CostTable:
+def measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig) -> CostTable:
     """Time passes of 1 to K + 1 rows, and drafts of the shortest and the longest search."""
     caches = target.make_cache()
     rng = np.random.default_rng(0)

@@ -201,7 +201,7 @@ def test_where_flash_attention_cannot_serve_a_layer_there_is_a_reason(
     )
     monkeypatch.setattr(flash_attention, "current_platform", platform)
     layer: Any = SimpleNamespace(**LAYER | changed)
-    obstacles = list(flash_attention._obstacles(layer, dtype))
+    obstacles = list(flash_attention.obstacles(layer, dtype))
     assert bool(obstacles) == (reason is not None)
     assert reason is None or re.search(reason, obstacles[0])
 
@@ -215,7 +215,7 @@ def test_the_log_says_which_attention_reads_prompts(monkeypatch: pytest.MonkeyPa
     )
     attention_layer()
     assert "Prompts with images are read by vLLM's Triton attention, not by" in logged[-1]
-    monkeypatch.setattr(flash_attention, "_obstacles", lambda *_: iter(["it needs a GPU"]))
+    monkeypatch.setattr(flash_attention, "obstacles", lambda *_: iter(["it needs a GPU"]))
     layer: Any = SimpleNamespace(**LAYER)
     assert flash_attention.flash_attention(layer) is None
     assert logged[-1].endswith("vLLM's Triton attention, not by FlashAttention: it needs a GPU")

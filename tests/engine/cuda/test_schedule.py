@@ -10,11 +10,11 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm_redrafter.engine.cuda import schedule
 from vllm_redrafter.engine.cuda.schedule import (
     USUAL_RIDGE,
-    _ridge_of,
     apply_default_schedule,
     default_schedule,
+    ridge_of,
 )
-from vllm_redrafter.engine.cuda.speculator import _lengths_of_drafts
+from vllm_redrafter.engine.cuda.speculator import lengths_of_drafts
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.names import METHOD
 
@@ -69,7 +69,7 @@ def settled(**fields: Any) -> Schedule | None:
     ],
 )
 def test_the_ridge_is_operations_per_byte(device: str, ridge: int) -> None:
-    assert _ridge_of(device) == ridge
+    assert ridge_of(device) == ridge
 
 
 @pytest.mark.parametrize("ridge", [100, 418])
@@ -143,9 +143,9 @@ def test_a_schedule_s_trees_have_the_levels_that_they_need(
 ) -> None:
     """A budget chooses among all, and matches alone; without full graphs there is one length."""
     config, shape = configured(given=given), SearchShape(4, 5)
-    assert _lengths_of_drafts(config, shape, fixed=True) == lengths
-    assert _lengths_of_drafts(config, shape, fixed=False) == (1, 3, 5)
-    assert _lengths_of_drafts(config, shape, fixed=False, matches=True) == (0, 1, 3, 5)
+    assert lengths_of_drafts(config, shape, fixed=True) == lengths
+    assert lengths_of_drafts(config, shape, fixed=False) == (1, 3, 5)
+    assert lengths_of_drafts(config, shape, fixed=False, matches=True) == (0, 1, 3, 5)
     without = configured(given=given, mode=CUDAGraphMode.NONE)
-    assert _lengths_of_drafts(without, shape, fixed=True) == (5,)
-    assert _lengths_of_drafts(without, shape, fixed=False, matches=True) == (5,)
+    assert lengths_of_drafts(without, shape, fixed=True) == (5,)
+    assert lengths_of_drafts(without, shape, fixed=False, matches=True) == (5,)

@@ -32,7 +32,6 @@ from vllm_redrafter.utils.compiled import compiled
 PART_BYTES = 1 << 24
 """K and V that are copied at once for several requests; a single one may have more."""
 
-
 COMPILED_THREADS = 8
 """Up to as many threads, torch's copies are slower than one thread of our loop."""
 

@@ -65,12 +65,12 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
     trees: TreeRows | None = None
     rest: TreeAttentionMetadata | None = None
     _tree_attention: TreeAttention | None = field(default=None, init=False)
-    _of_flash_attention: FlashAttentionMetadata | None = field(default=None, init=False)
+    _for_flash_attention: FlashAttentionMetadata | None = field(default=None, init=False)
     _rest_for_triton: TreeAttentionMetadata | None = field(default=None, init=False)
 
     def set_trees(self, trees: TreeRows | None) -> None:
         self.trees, self.rest = trees, None
-        self._tree_attention = self._of_flash_attention = self._rest_for_triton = None
+        self._tree_attention = self._for_flash_attention = self._rest_for_triton = None
         if trees is not None and trees.rest is not None:
             whole: Any = self  # mypy does not see the fields that are vLLM's
             # Neither more nor fewer: FlashAttention compares the numbers of requests.
@@ -130,9 +130,9 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
             )
         return self._rest_for_triton
 
-    def _flash_metadata(self) -> FlashAttentionMetadata:
-        if self._of_flash_attention is None:
-            self._of_flash_attention = FlashAttentionMetadata(
+    def for_flash_attention(self) -> FlashAttentionMetadata:
+        if self._for_flash_attention is None:
+            self._for_flash_attention = FlashAttentionMetadata(
                 num_actual_tokens=self.num_actual_tokens,
                 max_query_len=self.max_query_len,
                 query_start_loc=self.query_start_loc,
@@ -142,7 +142,7 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
                 slot_mapping=self.slot_mapping,
                 causal=self.causal,
             )
-        return self._of_flash_attention
+        return self._for_flash_attention
 
 
 class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
@@ -163,7 +163,7 @@ class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
         fast_build: bool = False,
     ) -> TreeAttentionMetadata:
         if common_attn_metadata.mm_req_doc_ranges is not None:
-            spans = _spans_read(common_attn_metadata)
+            spans = spans_read(common_attn_metadata)
             common_attn_metadata = replace(common_attn_metadata, mm_req_doc_ranges=spans)
         plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
         return TreeAttentionMetadata(**vars(plain))
@@ -247,7 +247,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
             super().forward(layer, query, key, value, kv_cache, metadata, output)
         else:
             assert self._flash_attention is not None
-            step = metadata._flash_metadata()
+            step = metadata.for_flash_attention()
             self._flash_attention.forward(layer, query, key, value, kv_cache, step, output)
 
     def _attend_trees(
@@ -319,7 +319,7 @@ class TreeAttentionBackend(TritonAttentionBackend):
         return False
 
 
-def _spans_read(step: CommonAttentionMetadata) -> Spans | None:
+def spans_read(step: CommonAttentionMetadata) -> Spans | None:
     """The images of which a step reads a token. vLLM names all images in each step."""
     images, reading = step.mm_req_doc_ranges, step.is_prefilling
     lengths = step.seq_lens_cpu_upper_bound  # exact where a prompt is read

@@ -30,7 +30,7 @@ def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
 
     Call it while the target is made, when torch's default dtype is the layer's.
     """
-    reason = next(_obstacles(layer, torch.get_default_dtype()), None)
+    reason = next(obstacles(layer, torch.get_default_dtype()), None)
     if reason is None:
         made = FlashAttentionImpl(
             layer.num_heads,
@@ -62,7 +62,7 @@ def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
     return None
 
 
-def _obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
+def obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
     """Why FlashAttention cannot read this layer's cache, or not as tree attention does."""
     capability = current_platform.get_device_capability()
     if not current_platform.is_cuda() or capability is None:

@@ -42,7 +42,7 @@ USUAL_RIDGE = 206
 """Rows, of GPUs that are not in the table: an H200's."""
 
 
-def _ridge_of(device_name: str) -> int:
+def ridge_of(device_name: str) -> int:
     """Rows from which on 16-bit products take longer than reading the weights."""
     for name, (operations, bandwidth) in GPUS.items():
         if re.search(rf"\b{name}\b", device_name):
@@ -152,4 +152,4 @@ def _ridge_here() -> int:
     from vllm.platforms import current_platform
 
     # Elsewhere, under the interpreter, no name identifies a GPU.
-    return _ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")
+    return ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")

@@ -105,7 +105,7 @@ class TreeSpeculator(BaseSpeculator):
         self.drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
 
         self.confidence: NodeConfidence | None = None
-        if _can_adapt(vllm_config, self.config):
+        if can_adapt(vllm_config, self.config):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.recorded: AcceptanceRecord | None = None
@@ -113,7 +113,7 @@ class TreeSpeculator(BaseSpeculator):
         # Once: buffers have its width, and a target that turns out to verify chains keeps them.
         # Shorter drafts are as wide, since a level's weights are read once.
         self._search_shape = search_shape(self.config, k)
-        of_search = _lengths_of_drafts(vllm_config, self._search_shape, is_fixed, matches)
+        of_search = lengths_of_drafts(vllm_config, self._search_shape, is_fixed, matches)
         self.lengths = of_search if self.checkpoint is not None else (0,)
         self.matching: ContextMatching | None = None
         if matches:
@@ -149,9 +149,9 @@ class TreeSpeculator(BaseSpeculator):
         self.recorded = self.checkpoint.acceptance.with_fallback().greedy
         if self.recorded is not None and self.confidence is not None:
             self.confidence.estimator.start_from(self.recorded)
-        self.searches = self._new_searches(target)
+        self.searches = self.new_searches(target)
 
-    def _new_searches(self, target: nn.Module) -> dict[int, DraftSearch]:
+    def new_searches(self, target: nn.Module) -> dict[int, DraftSearch]:
         return {
             length: DraftSearch(
                 self.drafter,
@@ -398,7 +398,7 @@ def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _lengths_of_drafts(
+def lengths_of_drafts(
     vllm_config: VllmConfig, shape: SearchShape, fixed: bool, matches: bool = False
 ) -> tuple[int, ...]:
     """The levels that drafts may search, ascending, up to those of `shape`.
@@ -421,7 +421,7 @@ def _length_for(lengths: Sequence[int], nodes: int) -> int:
     return next((length for length in lengths if length >= nodes), lengths[-1])
 
 
-def _can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
+def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
     """May the number of verified nodes follow the load? Obstacles are logged."""
     if not config.adaptive:
         return False

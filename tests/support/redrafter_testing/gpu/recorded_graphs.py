@@ -424,11 +424,11 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     graph = RecordedGraph()
     try:
         # By the drafter, whatever the engine drafts with otherwise.
-        speculator.searches = speculator._new_searches(runner.model)
+        speculator.searches = speculator.new_searches(runner.model)
         speculator.draft(1, longest)
         expected = drafted()
         torch_drafting.use_kernels()
-        speculator.searches = speculator._new_searches(runner.model)
+        speculator.searches = speculator.new_searches(runner.model)
         reads_table = speculator.searches[longest].table is not None
         with cuda.graph(graph):
             speculator.draft(1, longest)

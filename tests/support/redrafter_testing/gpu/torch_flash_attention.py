@@ -79,7 +79,7 @@ def use(put: Callable[[Any, str, Any], None] = setattr) -> None:
     put(flash_attn, "reshape_and_cache_flash", torch_kv_cache.reshape_and_cache_flash)
     put(flash_attn, "get_flash_attn_version", lambda **_: 3)
     put(flash_attn, "flash_attn_supports_sinks", lambda: True)
-    put(flash_attention, "_obstacles", lambda layer, dtype: iter(()))
+    put(flash_attention, "obstacles", lambda layer, dtype: iter(()))
 
 
 def how_often_called(worker: Any) -> dict[str, int]:
