@@ -152,39 +152,20 @@ def test_every_room_has_a_module() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "found"),
     [
-        (
-            "heads.head",
-            "from vllm_redrafter.tree.beam_search import beam_search",
-            "tree.beam_search",
-        ),
         ("engine.embedding", "from vllm_redrafter.plugin import register", "plugin"),
-        (
-            "engine.cpu.worker",
-            "from vllm_redrafter.engine.cuda import runner",
-            "engine.cuda.runner",
-        ),
         ("training.run", "def f():\n    import vllm_redrafter.offline.llm", "offline.llm"),
     ],
-    ids=["up", "into the plugin", "between engines", "inside a function"],
+    ids=["up", "inside a function"],
 )
 def test_a_planted_import_that_runs_up_is_found(module: str, line: str, found: str) -> None:
     planted = MODULES | {module: f"{MODULES[module]}\n\n{line}\n"}
     assert running_up(planted) == [f"{module} imports {found}"]
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("from vllm_redrafter.triton_kernels.draft_layers import draft_layer", "triton"),
-        ("from vllm_redrafter.utils.top_of_many import top", "numba"),
-    ],
-)
-def test_a_planted_import_of_what_imports_triton_or_numba_is_found(line: str, found: str) -> None:
+def test_a_planted_import_of_what_imports_numba_and_a_planted_circle_are_found() -> None:
+    line = "from vllm_redrafter.utils.top_of_many import top"
     planted = MODULES | {"heads.norm": f"{MODULES['heads.norm']}\n\n{line}\n"}
-    assert found in reached("heads.gated", planted)
-
-
-def test_a_planted_circle_is_found() -> None:
+    assert "numba" in reached("heads.gated", planted)
     line = "from vllm_redrafter.engine.cuda import tree_verifier"
     planted = MODULES | {"engine.cuda.verification": line}
     assert set(circle(planted)) == {"engine.cuda.tree_verifier", "engine.cuda.verification"}

@@ -20,33 +20,24 @@ def test_drafter_sizes_must_be_positive_integers(name: str, value: object) -> No
         RecurrentConfig(**{**SIZES, name: value})
 
 
-@pytest.mark.parametrize(("exit_dim", "expected"), [(15, True), (16, False), (17, True), (8, True)])
-def test_input_projection_exists_unless_exit_dim_is_twice_the_hidden_size(
-    exit_dim: int, expected: bool
-) -> None:
-    config = RecurrentConfig(vocab_size=32, hidden_size=8, exit_dim=exit_dim)
-    assert config.has_input_projection is expected
+def test_input_projection_exists_unless_exit_dim_is_twice_the_hidden_size() -> None:
+    for exit_dim in (8, 15, 16, 17):
+        config = RecurrentConfig(vocab_size=32, hidden_size=8, exit_dim=exit_dim)
+        assert config.has_input_projection is (exit_dim != 16)
+
+
+def test_a_draft_vocabulary_larger_than_the_targets_is_refused() -> None:
+    with pytest.raises(ConfigError, match="draft_vocab_size 33 exceeds vocab_size 32"):
+        RecurrentConfig(**SIZES, draft_vocab_size=33)
+    with pytest.raises(ConfigError, match="draft_vocab_size must be an integer of at least 1"):
+        RecurrentConfig(**SIZES, draft_vocab_size=0)
 
 
 def test_from_dict_reads_apples_keys_and_ignores_those_of_transformers() -> None:
-    values = {
-        **SIZES,
-        "num_draft_layers": 2,
-        "num_lookback_tokens": 3,
-        "rnn": False,
-        "model_type": "recurrent_drafting_drafter",
-        "architectures": ["Drafter"],
-        "torch_dtype": "float32",
-        "transformers_version": "4.38.2",
-    }
-    assert RecurrentConfig.from_dict(values) == RecurrentConfig(
-        vocab_size=32,
-        hidden_size=8,
-        exit_dim=16,
-        num_draft_layers=2,
-        num_lookback_tokens=3,
-        rnn=False,
-    )
+    shape: dict[str, Any] = {"num_draft_layers": 2, "num_lookback_tokens": 3, "rnn": False}
+    others = {"model_type": "recurrent_drafting_drafter", "architectures": ["Drafter"]}
+    values = SIZES | shape | others
+    assert RecurrentConfig.from_dict(values) == RecurrentConfig(**SIZES, **shape)
 
 
 @pytest.mark.parametrize("names", [["vocab_size"], ["hidden_size", "exit_dim"], list(SIZES)])
@@ -57,6 +48,7 @@ def test_from_dict_names_all_missing_sizes(names: list[str]) -> None:
 
 
 NO_INTEGERS = [True, 1.0, "4", None]
+TREES = ["explored", "beams", "chain"]
 
 
 @pytest.mark.parametrize(
@@ -66,18 +58,13 @@ NO_INTEGERS = [True, 1.0, "4", None]
             "num_speculative_tokens",
             [1, 127],
             [0, -1, 128, *NO_INTEGERS],
-            "between 1 and 127 (tree nodes per request and step, the root not counted)",
+            "between 1 and 127 (tree ",
         ),
         ("beam_width", [1, 50], [0, -1, *NO_INTEGERS], "at least 1"),
         ("beam_width", [4], [51], "at most 50"),
         ("beam_length", [1, 127], [0, -1, *NO_INTEGERS], "at least 1"),
         ("beam_length", [4], [128], "at most 127"),
-        (
-            "tree",
-            ["explored", "beams", "chain"],
-            ["prefix", "Beams", "", None, ["beams"]],
-            "one of explored, beams, chain",
-        ),
+        ("tree", TREES, ["prefix", "Beams", "", None, ["beams"]], "one of explored, beams, chain"),
         ("context_matches", [0, 4], [-1, 5, 1.0, True, "2"], "between 0 and 4 ("),
         ("candidates", [0, 32, 512], [-1, 31, 513, True, "64"], "0, or between 32 and 512 ("),
     ],
@@ -86,9 +73,8 @@ def test_limits_are_accepted_and_other_values_refused_with_them(
     name: str, accepted: list[Any], refused: list[Any], limit: str
 ) -> None:
     for value in accepted:
-        assert (
-            getattr(ReDrafterConfig(**{"num_speculative_tokens": 16, name: value}), name) == value
-        )
+        config = ReDrafterConfig(**{"num_speculative_tokens": 16, name: value})
+        assert getattr(config, name) == value
     for value in refused:
         with pytest.raises(ConfigError) as error:
             ReDrafterConfig(**{"num_speculative_tokens": 16, name: value})
@@ -104,11 +90,6 @@ def test_candidates_are_as_many_as_beams_at_least() -> None:
 
 def test_a_path_is_no_longer_than_a_step_can_verify() -> None:
     assert [ReDrafterConfig(k).path_length for k in (3, 8, 12)] == [3, 8, 8]
-
-
-def test_own_keys_are_those_unknown_to_vllm() -> None:
-    own = ("beam_width", "beam_length", "tree", "adaptive", "context_matches")
-    assert ReDrafterConfig.own_keys() == (*own, "candidates")
 
 
 def test_a_large_draft_vocabulary_is_advised_against() -> None:

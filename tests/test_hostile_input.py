@@ -7,13 +7,13 @@ import pickle
 import re
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,14 +21,13 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from redrafter_testing.models.checkpoints import PROJECTED, edit_config, edit_tensors
+from redrafter_testing.models.checkpoints import PROJECTED, edit_tensors
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset, write_shard
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates
-from vllm_redrafter.data.own_prompts import _PromptFile
 from vllm_redrafter.data.rows import Row
 from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.speculative_config import Request, request_of, validated
@@ -43,6 +42,8 @@ REDUCED = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=2, rnn=True, draft
 INFO = DatasetInfo("target", "a", "b", None, "c", 4, 4, vocab_size=10)
 ROW = Row(0, [1, 2, 3], [False, True, True])
 TENSOR = "lm_head.2.weight"
+FLAGS = ("revision", "spec_method", "spec_model", "spec_tokens", "tokenizer")
+ARGUMENTS: dict[str, Any] = dict.fromkeys(FLAGS) | {"model": "target"}
 RAN = "ran"
 """A file that the pickles' code makes, where it runs."""
 
@@ -58,16 +59,21 @@ class Evil:
 
 
 def pickled(name: str) -> Tried:
+    """A pickle in place of the weights, in a zip file if it is a `*.bin`."""
+
     def damage(folder: Path) -> None:
         (folder / "model.safetensors").unlink()
-        (folder / name).write_bytes(pickle.dumps({"x": Evil()}, protocol=2))
+        is_zip = name.endswith(".bin")
+        torch.save({"x": Evil()}, folder / name, _use_new_zipfile_serialization=is_zip)
 
     return damage
 
 
-def zipped_pickle(folder: Path) -> None:
+def outside(folder: Path) -> None:
+    """An index in place of the weights."""
     (folder / "model.safetensors").unlink()
-    torch.save({"x": Evil()}, folder / "pytorch_model.bin")
+    index = {"weight_map": {"x": "../../secret"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def enlarged(name: str) -> Tried:
@@ -75,21 +81,22 @@ def enlarged(name: str) -> Tried:
     return lambda folder: os.truncate(folder / name, 1 << 30)
 
 
+def content(name: str, change: Callable[[bytes], bytes]) -> Tried:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
 def text(name: str, content: str) -> Tried:
     return lambda folder: (folder / name).write_text(content)
 
 
-def entry(**values: Any) -> Tried:
-    return lambda folder: edit_config(folder, lambda config: config.update(values))
+def entry(name: str = "config.json", **values: Any) -> Tried:
+    return content(name, lambda whole: json.dumps(json.loads(whole) | values).encode())
 
 
 def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Tried:
-    def damage(folder: Path) -> None:
-        edit_tensors(
-            folder, lambda tensors: tensors.update({n: change(t) for n, t in tensors.items()})
-        )
-
-    return damage
+    return lambda folder: edit_tensors(
+        folder, lambda tensors: tensors.update({n: change(t) for n, t in tensors.items()})
+    )
 
 
 def map_of(*values: Any, dtype: torch.dtype = torch.int64) -> Tried:
@@ -100,45 +107,17 @@ def map_of(*values: Any, dtype: torch.dtype = torch.int64) -> Tried:
     return damage
 
 
-def header(change: Callable[[dict[str, Any]], object]) -> Tried:
-    def damage(folder: Path) -> None:
-        path = folder / "model.safetensors"
-        content = path.read_bytes()
-        (length,) = struct.unpack("<Q", content[:8])
-        values = json.loads(content[8 : 8 + length])
-        change(values)
-        text = json.dumps(values).encode()
-        path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+def header(tensor: str, **entries: Any) -> Tried:
+    """Entries of the header, for a tensor in it or not."""
 
-    return damage
+    def change(whole: bytes) -> bytes:
+        (length,) = struct.unpack("<Q", whole[:8])
+        tensors = json.loads(whole[8 : 8 + length])
+        tensors[tensor] = tensors.get(tensor, {}) | entries
+        text = json.dumps(tensors).encode()
+        return struct.pack("<Q", len(text)) + text + whole[8 + length :]
 
-
-def content(name: str, change: Callable[[bytes], bytes]) -> Tried:
-    def damage(folder: Path) -> None:
-        path = folder / name
-        path.write_bytes(change(path.read_bytes()))
-
-    return damage
-
-
-def index(text: str, size: int | None = None) -> Tried:
-    """An index in place of the weights."""
-
-    def damage(folder: Path) -> None:
-        path = folder / "model.safetensors.index.json"
-        (folder / "model.safetensors").unlink()
-        path.write_text(text)
-        os.truncate(path, size or len(text))
-
-    return damage
-
-
-def entry_of_data(**values: Any) -> Tried:
-    def damage(folder: Path) -> None:
-        path = folder / "dataset.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return damage
+    return content("model.safetensors", change)
 
 
 def endless_map(folder: Path) -> None:
@@ -147,23 +126,25 @@ def endless_map(folder: Path) -> None:
     path, size = folder / "model.safetensors", 2 << 30
     edit_tensors(folder, lambda tensors: tensors.pop("d2t"))
     end = sum(tensor.nbytes for tensor in load_file(path).values())
-    d2t = {"dtype": "I64", "shape": [size // 8], "data_offsets": [end, end + size]}
-    header(lambda values: values.update(d2t=d2t))(folder)
+    header("d2t", dtype="I64", shape=[size // 8], data_offsets=[end, end + size])(folder)
     os.truncate(path, path.stat().st_size + size)
 
 
 # --- To what it was given ---
 
 
+def damaged(folder: Path, damage: Tried) -> str:
+    save_drafter(RecurrentHead(PROJECTED), folder / "drafter")
+    damage(folder / "drafter")
+    return str(folder / "drafter")
+
+
 def checkpoint(command: str, damage: Tried) -> Tried:
     """A command on a drafter that was damaged."""
 
     def tried(folder: Path) -> None:
-        made = folder / "drafter"
-        save_drafter(RecurrentHead(PROJECTED), made)
-        damage(made)
         more = [str(folder / "converted")] if command == "convert" else []
-        run(command, str(made), *more)
+        run(command, damaged(folder, damage), *more)
 
     return tried
 
@@ -172,17 +153,10 @@ def served(damage: Tried = lambda folder: None, **speculative: Any) -> Tried:
     """The speculative config of `vllm serve`, with a drafter that was damaged."""
 
     def tried(folder: Path) -> None:
-        made = folder / "drafter"
-        save_drafter(RecurrentHead(PROJECTED), made)
-        damage(made)
-        given = {"model": str(made), "num_speculative_tokens": 4} | speculative
-        flags = {"spec_method": None, "spec_model": None, "spec_tokens": None}
-        arguments = SimpleNamespace(
-            model="target", revision=None, tokenizer=None, speculative_config=given, **flags
-        )
-        request = request_of(arguments)
-        assert request is not None
-        validated(request)
+        given = {"model": damaged(folder, damage), "num_speculative_tokens": 4} | speculative
+        asked = request_of(SimpleNamespace(**ARGUMENTS | {"speculative_config": given}))
+        assert asked is not None
+        validated(asked)
 
     return tried
 
@@ -207,17 +181,15 @@ def resumed(damage: Tried) -> Tried:
         optimizer = torch.optim.AdamW(drafter.parameters())
         checkpoints = Checkpoints(folder)
         damage(checkpoints.save(drafter, optimizer.state_dict(), RunProgress(1, 2.0, {})))
-
         checkpoints.load(drafter, optimizer)
 
     return tried
 
 
-def prompts(name: str, content: str) -> Tried:
+def prompts(content: str) -> Tried:
     def tried(folder: Path) -> None:
-        (folder / name).write_text(content)
-        output = str(folder / "data")
-        run("generate-data", "target", "--prompts", str(folder / name), "--output", output)
+        (folder / "prompts.jsonl").write_text(content)
+        run("generate-data", "target", "--prompts=prompts.jsonl", "--output=data")
 
     return tried
 
@@ -234,15 +206,15 @@ def run(*arguments: str) -> None:
     raise ConfigError(result.stderr.removeprefix("error: ").rstrip("\n"))
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     tried: Tried
     message: str
 
 
 CASES = {
     "`pytorch_model.bin` with code in it": Case(
-        checkpoint("convert", zipped_pickle), r"pytorch_model\.bin: .*code in it is not run"
+        checkpoint("convert", pickled("pytorch_model.bin")),
+        r"pytorch_model\.bin: .*code in it is not run",
     ),
     "the same as a bare pickle in a `*.pt`": Case(
         checkpoint("convert", pickled("drafter.pt")), r"drafter\.pt: .*code in it is not run"
@@ -250,16 +222,14 @@ CASES = {
     "a pickle named `model.safetensors`": Case(
         checkpoint("inspect", pickled("model.safetensors")), "not readable as safetensors"
     ),
-    "a pickle alone, to be served": Case(served(zipped_pickle), r"has no model\.safetensors"),
+    "a pickle alone, to be served": Case(
+        served(pickled("pytorch_model.bin")), r"has no model\.safetensors"
+    ),
     "`optimizer.pt` of a training checkpoint with code in it": Case(
         resumed(pickled("optimizer.pt")), "step-00000001: damaged, or not what train writes"
     ),
     "`progress.json` of another step": Case(
-        resumed(
-            lambda folder: (folder / "progress.json").write_text(
-                json.dumps(vars(RunProgress(2, 2.0, {})))
-            )
-        ),
+        resumed(text("progress.json", json.dumps(vars(RunProgress(2, 2.0, {}))))),
         "step-00000001: damaged, or not what train writes",
     ),
     "`config.json` of 1 GB": Case(served(enlarged("config.json")), "1,073,741,824 bytes"),
@@ -269,11 +239,8 @@ CASES = {
     "`config.json` that holds a list": Case(
         checkpoint("inspect", text("config.json", "[1]")), "expected a JSON object, got list"
     ),
-    "`model.safetensors.index.json` of 1 GB": Case(
-        checkpoint("convert", index("{}", size=1 << 30)), "1,073,741,824 bytes"
-    ),
     "an index whose shard is `../../secret`": Case(
-        checkpoint("convert", index('{"weight_map": {"x": "../../secret"}}')),
+        checkpoint("convert", outside),
         "is not the name of a file beside it",
     ),
     "`vocab_size` −5": Case(served(entry(vocab_size=-5)), "at least 1, got -5"),
@@ -281,7 +248,6 @@ CASES = {
     "`exit_dim` of 10⁴⁰⁰": Case(
         served(entry(exit_dim=10**400)), "the number 10000000... has 401 digits: too large"
     ),
-    "`exit_dim` of 10³⁰": Case(served(entry(exit_dim=10**30)), "at most 1048576, got 1e\\+30"),
     "`num_draft_layers` of a billion": Case(
         served(entry(num_draft_layers=10**9)), "at most 256, got 1e\\+09"
     ),
@@ -289,7 +255,6 @@ CASES = {
     "`d2t` past the vocabulary's end": Case(
         served(map_of(0, 0, 0, 0, 9)), "d2t points to token 13, outside"
     ),
-    "`d2t` before its beginning": Case(served(map_of(-1, 0, 0, 0, 0)), "d2t points to token -1"),
     "`d2t` at the end of 64 bits": Case(
         served(map_of(0, 2**63 - 1, 0, 0, 0)), "d2t points to token -9223372036854775808"
     ),
@@ -297,32 +262,16 @@ CASES = {
     "`d2t` of fractions": Case(
         served(map_of(0, 0, 0, 0, 0, dtype=torch.float32)), "d2t must hold integers"
     ),
-    "`d2t` of truth values": Case(
-        served(map_of(0, 0, 0, 0, 0, dtype=torch.bool)), "d2t must hold integers"
-    ),
     "`d2t` of 2 GB": Case(served(endless_map), r"d2t has shape \[268435456\]"),
     "safetensors whose header claims 2⁶³ bytes": Case(
         served(content("model.safetensors", lambda b: struct.pack("<Q", 2**63) + b[8:])),
         "not readable as safetensors: .*header too large",
     ),
-    "safetensors whose header claims more than the file has": Case(
-        served(content("model.safetensors", lambda b: struct.pack("<Q", len(b) * 9) + b[8:])),
-        "not readable as safetensors: .*invalid header length",
-    ),
     "safetensors cut off": Case(
         served(content("model.safetensors", lambda b: b[:-9])), "file not fully covered"
     ),
-    "safetensors with an empty file": Case(
-        served(content("model.safetensors", lambda b: b"")), "header too small"
-    ),
     "a tensor whose place is behind the file's end": Case(
-        served(header(lambda h: h[TENSOR].update(data_offsets=[0, 10**9]))), "invalid offset"
-    ),
-    "a tensor whose shape and length differ": Case(
-        served(header(lambda h: h[TENSOR].update(shape=[11, 60]))), "invalid shape, data type"
-    ),
-    "a tensor of 2⁴⁰ × 2⁴⁰": Case(
-        served(header(lambda h: h[TENSOR].update(shape=[2**40, 2**40]))), "overflow computing"
+        served(header(TENSOR, data_offsets=[0, 10**9])), "invalid offset"
     ),
     "weights of int8": Case(
         served(weights(lambda t: t.to(torch.int8))), "weights must be .*input_proj.weight is int8"
@@ -330,21 +279,11 @@ CASES = {
     "weights of float8 without scales": Case(
         served(weights(lambda t: t.to(torch.float8_e4m3fn))), "lm_head.2.weight is F8_E4M3"
     ),
-    "`dataset.json` of 1 GB": Case(data(enlarged("dataset.json")), "1,073,741,824 bytes"),
     "`dataset.json` with `vocab_size` NaN": Case(
-        data(entry_of_data(vocab_size=NAN)), "vocab_size must be .* got nan"
-    ),
-    "`dataset.json` with `shard_size` 0": Case(
-        data(entry_of_data(shard_size=0)), "shard_size must be .* at least 1, got 0"
+        data(entry("dataset.json", vocab_size=NAN)), "vocab_size must be .* got nan"
     ),
     "a data shard cut in half": Case(
         data(content("shard-00000.parquet", lambda b: b[: len(b) // 2])), "delete it and start"
-    ),
-    "a data shard of 0 bytes": Case(
-        data(content("shard-00000.parquet", lambda b: b"")), "delete it and start"
-    ),
-    "a data shard that lacks bytes in its middle": Case(
-        data(content("shard-00000.parquet", lambda b: b[:100] + b[200:])), "delete it and start"
     ),
     "a row with a token behind the vocabulary's end": Case(
         data(lambda folder: None, Row(0, [1, 10, 3], [False, True, True])),
@@ -354,10 +293,10 @@ CASES = {
         data(lambda folder: None, Row(0, [1, 2, 3], [False, True])), "differ in length; delete"
     ),
     "prompts of 200,000 opening brackets": Case(
-        prompts("prompts.jsonl", "[" * 200_000), "line 1: not JSON .*nested too deeply"
+        prompts("[" * 200_000), "line 1: not JSON .*nested too deeply"
     ),
     "a prompt that ends within a character": Case(
-        prompts("prompts.jsonl", r'{"prompt": "\ud83d"}'), "line 1: .*half of a character"
+        prompts(r'{"prompt": "\ud83d"}'), "line 1: .*half of a character"
     ),
     "a speculative config that is a list": Case(
         lambda folder: request_of(SimpleNamespace(speculative_config=[4])), "must be an object"
@@ -374,7 +313,6 @@ CASES = {
         request(**{"redrafter.spec_tokens": "4"}), "integer from 0 to 12 .* got '4'"
     ),
     "of 10⁴⁰⁰": Case(request(**{"redrafter.spec_tokens": 10**400}), r"got 10+\.\.\.0+$"),
-    "of a text of 1 MB": Case(request(**{"redrafter.spec_tokens": "x" * (1 << 20)}), r"got 'xxx"),
     "an option of a request that there is not": Case(
         request(**{"redrafter.beam_width": 4}), "there is no 'redrafter.beam_width'"
     ),
@@ -390,10 +328,11 @@ def test_it_is_refused_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    tried, expected = CASES[name]
     with pytest.raises(ConfigError) as refused:
-        CASES[name].tried(tmp_path)
+        tried(tmp_path)
     message = str(refused.value)
-    assert re.search(CASES[name].message, message), message
+    assert re.search(expected, message), message
     assert "\n" not in message and len(message) < 1000
     assert not (tmp_path / RAN).exists(), "code of the file ran"
 
@@ -441,17 +380,6 @@ def progress(folder: Path) -> tuple[Path, Tried]:
     return made / "progress.json", read
 
 
-def made_prompts(folder: Path) -> tuple[Path, Tried]:
-    path = folder / "prompts.jsonl"
-
-    def read(folder: Path) -> None:
-        _PromptFile(path, {}).close()
-
-    with closing(_PromptFile(path, {})) as file:
-        file.add([{"role": "user", "content": "Why?"}], attempt=3)
-    return path, read
-
-
 def places(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where numbers are in it."""
     if isinstance(values, int | float):
@@ -468,7 +396,7 @@ def places(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 )
 @pytest.mark.parametrize(
     "make",
-    [drafter_config, sizes_without_weights, data_info, captured_info, progress, made_prompts],
+    [drafter_config, sizes_without_weights, data_info, captured_info, progress],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_any_number_of_a_file_may_be_this_one(
@@ -505,10 +433,9 @@ def test_weights_that_are_no_numbers_are_refused_when_they_are_read(tmp_path: Pa
 @pytest.mark.parametrize("target", [5, ["a"], NAN])
 def test_a_target_that_is_no_name_is_refused(target: object, tmp_path: Path) -> None:
     save_drafter(RecurrentHead(PROJECTED), tmp_path)
-    given = {"speculative_config": {"target": target}, "model": str(tmp_path), "revision": None}
-    flags = {"spec_method": None, "spec_model": None, "spec_tokens": None, "tokenizer": None}
+    given = {"speculative_config": {"target": target}, "model": str(tmp_path)}
     with pytest.raises(ConfigError, match="'target' must be a name, got"):
-        request_of(SimpleNamespace(**given, **flags))
+        request_of(SimpleNamespace(**ARGUMENTS | given))
 
 
 def test_the_document_lists_what_is_tried_here() -> None:
