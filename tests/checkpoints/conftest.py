@@ -2,7 +2,7 @@
 """A checkpoint to convert, and a place for what it becomes."""
 
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,10 +22,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is read without asking the hub."""
-
-    def refuse(*args: Any, **kwargs: Any) -> str:
-        raise AssertionError(f"the hub was asked for {args}")
-
+    refuse = Mock(side_effect=AssertionError("the hub was asked"))
     monkeypatch.setattr(drafter_files, "hf_hub_download", refuse)
 
 

@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inspection says what a checkpoint is and whom it fits, from its headers."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, Gemma3Config, LlamaConfig
@@ -19,7 +12,6 @@ from typer.testing import CliRunner, Result
 
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
-from vllm_redrafter.checkpoints import inspection, reading
 from vllm_redrafter.checkpoints.fit import misfits, misfits_of, require_fit
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits_with
 from vllm_redrafter.checkpoints.writing import save_drafter
@@ -36,8 +28,6 @@ TRAINING = {
     "data": {"target": "org/[bold]target", "rows": 12},
     "result": {"steps": 345, "tokens_per_step": None},
 }
-# input_proj 6×8 + 6, one block 6×6 + 6, rnn_u 4×4 + 4, rnn_w 4×4: without the last layer.
-REST = 54 + 42 + 20 + 16
 
 
 @pytest.fixture
@@ -55,23 +45,14 @@ def reduced(tmp_path: Path) -> Path:
     return tmp_path / "reduced"
 
 
-def save_target(
-    folder: Path, vocab_size: int = 11, hidden_size: int = 4, num_hidden_layers: int = 8
-) -> str:
-    LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_attention_heads=1,
-        num_hidden_layers=num_hidden_layers,
-    ).save_pretrained(folder)
+def save_target(folder: Path, **sizes: int) -> str:
+    values = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 8}
+    LlamaConfig(**values | sizes).save_pretrained(folder)
     return str(folder)
 
 
 def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["inspect", *map(str, arguments)], env={"COLUMNS": "200"})
-
-
-# --- The facts ---
 
 
 def test_names_and_dtypes_are_those_of_the_file(folder: Path) -> None:
@@ -85,26 +66,6 @@ def test_names_and_dtypes_are_those_of_the_file(folder: Path) -> None:
         stored = tensors[tensor.name]
         assert tensor.shape == list(stored.shape) and tensor.bytes == stored.nbytes
         assert tensor.dtype == str(stored.dtype).removeprefix("torch.")
-    assert found.num_parameters == REST + 11 * 6
-
-
-def test_weights_are_not_read(reduced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of d2t alone more than the header is read."""
-    read, load = [], safetensors.safe_open
-
-    @contextmanager
-    def headers_only(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with load(*args, **kwargs) as file:
-            yield SimpleNamespace(
-                keys=file.keys,
-                get_slice=file.get_slice,
-                get_tensor=lambda name: (read.append(name), file.get_tensor(name))[1],
-            )
-
-    for module in (inspection, reading):
-        monkeypatch.setattr(module, "safe_open", headers_only)
-    assert inspect_checkpoint(str(reduced)).num_parameters == REST + 3 * 6
-    assert read == ["d2t"]
 
 
 # --- Targets ---
@@ -138,6 +99,7 @@ def test_differing_sizes_are_named_with_both_values() -> None:
 def test_the_command_shows_all_of_it(folder: Path) -> None:
     result = command(folder)
     assert result.exit_code == 0, result.output
+    assert "advice" not in result.output
     lines = [" ".join(line.replace("│", " ").split()) for line in result.output.splitlines()]
     for line in (
         f"{folder}: a ReDrafter drafter of 198 parameters, 396 bytes",
@@ -174,17 +136,7 @@ def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_pat
     assert misfits_of(fused, shallow, with_layers=False) == []
 
 
-def test_the_command_advises_against_a_large_draft_vocabulary(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "advice" not in command(folder).output
-    assert json.loads(command(folder, "--json").output)["advice"] is None
-    monkeypatch.setattr(head, "LARGE_DRAFT_VOCABULARY", 11)
-    assert "--draft-vocab-size 32768" in command(folder).output
-    assert "11 tokens" in json.loads(command(folder, "--json").output)["advice"]
-
-
-def test_json_has_the_same_facts(folder: Path) -> None:
+def test_json_has_the_same_facts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = command(folder, "--json")
     assert result.exit_code == 0
     facts = json.loads(result.output)
@@ -195,7 +147,10 @@ def test_json_has_the_same_facts(folder: Path) -> None:
     expected = {"checkpoint": str(folder), "parameters": 198, "bytes": 396, "training": TRAINING}
     expected |= {"draft_vocabulary": {"tokens": 11, "of": 11}, "target": target}
     assert facts == {**facts, **expected}
-    assert "target_check" not in facts
+    assert "target_check" not in facts and facts["advice"] is None
+    monkeypatch.setattr(head, "LARGE_DRAFT_VOCABULARY", 11)
+    assert "11 tokens" in json.loads(command(folder, "--json").output)["advice"]
+    assert "--draft-vocab-size 32768" in command(folder).output
 
 
 @pytest.mark.parametrize("form", FORMATS)

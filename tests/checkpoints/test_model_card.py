@@ -16,11 +16,5 @@ RECORD = {"settings": {"epochs": 3}, "result": {"tokens_per_step": 2.5}, "specul
 def test_parts_that_are_no_tables_are_left_out(part: str, value: Any) -> None:
     known, other = (model_card(PROJECTED, "t", r) for r in (RECORD, RECORD | {part: value}))
     assert ("2.50 tokens per target step" in other) == (part != "result")
-    assert set(other.splitlines()) - set(known.splitlines()) <= {
-        "Not measured: no conversation was held out.",
-        "2.50 tokens per target step on held-out conversations (), estimated offline by replaying "
-        "the target's own answers.",
-        "2.50 tokens per target step on held-out conversations (tokens_per_step many), estimated "
-        "offline by replaying the target's own answers.",
-        "| `tokens_per_step` | many |",
-    }
+    for line in set(other.splitlines()) - set(known.splitlines()):
+        assert line.startswith(("Not measured", "2.50 tokens per", "| `tokens_per_step` | many |"))

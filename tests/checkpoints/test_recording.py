@@ -4,15 +4,13 @@
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config
-from vllm_redrafter.checkpoints import writing
 from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling, acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
@@ -57,20 +55,16 @@ def test_the_checkpoint_is_as_if_it_had_been_saved_with_the_shape(
 
 
 def test_every_other_entry_stays(folder: Path) -> None:
-    methods = [
-        {"proposal_type": "greedy", "speculative_tokens": 5, "accept": 1},
-        {"proposal_type": "b"},
-    ]
+    method = {"proposal_type": "greedy", "speculative_tokens": 5, "accept": 1}
     recorded = {"verifier": {"name_or_path": "ö"}, "default_proposal_method": "greedy"}
+    recorded |= {"proposal_methods": [method, {"proposal_type": "b"}]}
     sizes = {"model_type": "redrafter_gated", "vocab_size": 11, "hidden_size": 4}
     by_hand = {**sizes, "rate": 1.5e-3, "café": "é", "speculators_config": recorded}
-    recorded["proposal_methods"] = methods
     (folder / "config.json").write_text(json.dumps(by_hand, ensure_ascii=False))
     save_shape(str(folder), SHAPE)
-    methods[0] |= {"speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
+    method |= {"speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
     found = json.loads((folder / "config.json").read_text())
-    assert found == by_hand
-    assert list(found) == list(by_hand)
+    assert found == by_hand and list(found) == list(by_hand)
 
 
 def test_how_nodes_are_accepted_is_recorded_where_it_was_measured(folder: Path) -> None:
@@ -80,9 +74,8 @@ def test_how_nodes_are_accepted_is_recorded_where_it_was_measured(folder: Path) 
     assert acceptance_of(read_config(str(folder))) == measured
 
 
-@pytest.mark.parametrize("empty", [[], None])
-def test_an_empty_list_of_methods_gets_its_first(folder: Path, empty: Any) -> None:
-    edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=empty))
+def test_an_empty_list_of_methods_gets_its_first(folder: Path) -> None:
+    edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=[]))
     save_shape(str(folder), SHAPE)
     recorded = read_config(str(folder))["speculators_config"]
     assert shape_of(read_config(str(folder))) == RECORDED
@@ -106,16 +99,14 @@ def test_what_is_no_folder(model: str) -> None:
     assert_refused(model, rf"--record: '{re.escape(model)}' is not a folder.*evaluate its folder")
 
 
-def test_a_format_without_a_place_for_it(folder: Path) -> None:
-    edit_config(folder, lambda values: values.pop("speculators_config"))
-    message = rf"drafter/config.json has no speculators_config.*convert {folder} FOLDER"
-    assert_refused(str(folder), message)
-
-
-@pytest.mark.parametrize("methods", ["many", {"a": 1}, [3]])
-def test_proposal_methods_of_another_form(folder: Path, methods: Any) -> None:
-    edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=methods))
-    message = rf"must be a list of objects, got {re.escape(repr(methods))}: delete"
+@pytest.mark.parametrize("methods", [None, "many", {"a": 1}, [3]])
+def test_a_format_without_a_place_for_it(folder: Path, methods: Any) -> None:
+    if methods is None:
+        edit_config(folder, lambda values: values.pop("speculators_config"))
+        message = rf"drafter/config.json has no speculators_config.*convert {folder} FOLDER"
+    else:
+        edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=methods))
+        message = rf"must be a list of objects, got {re.escape(repr(methods))}: delete"
     assert_refused(str(folder), message)
 
 
@@ -129,15 +120,9 @@ def test_a_read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_full_disk_leaves_the_file_as_it_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def full(path: Path) -> Iterator[BinaryIO]:
-        with whole_file(path) as file:
-            yield file
-            raise OSError(28, "No space left on device")
-
-    whole_file = writing.whole_file
-    monkeypatch.setattr(writing, "whole_file", full)
     before = content(folder)
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match=r"cannot be written: .*No space left on device"):
         save_shape(str(folder), SHAPE)
-    assert content(folder) == before
+    assert full.called and content(folder) == before
