@@ -1,21 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the two serves, by what is installed."""
 
+import subprocess
+import sys
+
 import pytest
 
 from vllm_redrafter.cli.serving_backend import require_mlx, serving_backend
 from vllm_redrafter.utils.errors import ConfigError
 
+MISSING = ("vllm", "triton", "datasets", "pyarrow", "accelerate", "psutil", "gguf", "llguidance")
 
-@pytest.mark.parametrize(
-    ("packages", "backend"),
-    [({"vllm"}, "vllm"), ({"vllm", "mlx_lm"}, "vllm"), ({"mlx", "mlx_lm"}, "mlx")],
-)
-def test_vllm_serves_where_it_is_installed_and_else_mlx(packages: set[str], backend: str) -> None:
-    assert serving_backend(packages.__contains__) == backend
+SCRIPT = f"""
+import sys
+for name in {MISSING}:
+    sys.modules[name] = None
+import vllm_redrafter.cli.main
+import vllm_redrafter.cli.chat.run
+import vllm_redrafter.cli.demo.smollm2
+import vllm_redrafter.cli.demo.mlx_engine
+import vllm_redrafter.mlx.serve
+print(vllm_redrafter.cli.main.serving_backend())
+"""
 
 
-def test_where_neither_is_installed_both_ways_to_install_are_named() -> None:
+def test_what_serves_with_mlx_on_a_mac_needs_no_vllm() -> None:
+    pytest.importorskip("mlx_lm")
+    command = [sys.executable, "-P", "-c", SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "mlx\n", done.stderr
+
+
+def test_vllm_serves_where_it_is_installed_and_else_mlx() -> None:
+    for packages, backend in ({"vllm", "mlx_lm"}, "vllm"), ({"mlx", "mlx_lm"}, "mlx"):
+        assert serving_backend(packages.__contains__) == backend
     with pytest.raises(ConfigError, match=r"vllm-redrafter\[cpu\].*'.\[mlx\]'"):
         serving_backend(lambda package: False)
 

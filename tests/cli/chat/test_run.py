@@ -107,22 +107,16 @@ def test_a_drafter_is_served_and_its_accepted_tokens_are_tinted(tmp_path: Path) 
     console = Typed(["names"])
     speculation = {"target": str(target), "num_speculative_tokens": 4, "adaptive": False}
     arguments = ["--speculative-config", json.dumps(speculation), "--dtype", "float32"]
-    serve_and_chat(
-        str(drafter),
-        [*arguments, "--enforce-eager"],
-        ChatSettings(temperature=0.0, max_tokens=100),
-        console,
-    )
+    settings = ChatSettings(temperature=0.0, max_tokens=100)
+    serve_and_chat(str(drafter), [*arguments, "--enforce-eager"], settings, console)
     shown = console.shown()
     assert ANSWERS["names"] in re.sub(r"\x1b\[[\d;]+m", "", shown)
     assert re.search(r"\x1b\[32m.+\x1b\[0m.* per step", shown, re.DOTALL)
 
 
-def test_where_no_server_is_the_remedy_is_said() -> None:
+def test_a_url_without_a_server_and_one_beside_a_drafter_are_refused() -> None:
+    url = "http://127.0.0.1:9"
     with pytest.raises(ConfigError, match=r"no server at .*: start `vllm serve` and name its"):
-        chat("http://127.0.0.1:9", None, ChatSettings())
-
-
-def test_a_server_that_runs_is_not_started() -> None:
-    result = CliRunner().invoke(app, ["chat", "drafter", "--url", "http://127.0.0.1:9"])
+        chat(url, None, ChatSettings())
+    result = CliRunner().invoke(app, ["chat", "drafter", "--url", url])
     assert result.exit_code == 1 and "leave either out" in result.output

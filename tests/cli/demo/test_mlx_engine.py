@@ -15,17 +15,11 @@ pytest.importorskip("mlx.core")
 from vllm_redrafter.cli.demo.mlx_engine import usual_dtype
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_reciting_pair(tmp_path_factory.mktemp("pair"))
-
-
-def test_the_demo_reports_mlx_lm_without_and_with_the_drafter(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_the_demo_reports_mlx_lm_without_and_with_the_drafter(tmp_path: Path) -> None:
     file = io.StringIO()
     console = Console(file=file, width=1000)
-    smollm2.run_demo(tmp_path / "cache", *map(str, pair), console, backend="mlx")
+    target, drafter = make_reciting_pair(tmp_path / "pair")
+    smollm2.run_demo(tmp_path / "cache", str(target), str(drafter), console, backend="mlx")
     output = file.getvalue()
     assert f"Greedy decoding in mlx-lm, {usual_dtype()}" in output and "vLLM" not in output
     assert all(question in output for question in smollm2.PROMPTS)

