@@ -13,6 +13,11 @@ from redrafter_testing.engines.generation_runs import make_folder
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     templates = {"appending": APPENDING, "rewriting": REWRITING, "plain": None}
     return {
-        name: make_folder(tmp_path_factory.mktemp(name), template)
+        name: make_folder(tmp_path_factory.mktemp(name) / "target", template)
         for name, template in templates.items()
     }
+
+
+@pytest.fixture(scope="package")
+def target(targets: dict[str, Path]) -> Path:
+    return targets["appending"]

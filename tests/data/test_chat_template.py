@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the target is sent of messages, whichever form of content its chat template takes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import APPENDING, REWRITING
-from redrafter_testing.engines.generation_runs import make_folder
 from vllm_redrafter.data.chat_template import ChatTemplate, of_texts
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -29,8 +29,8 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return AutoTokenizer.from_pretrained(make_folder(tmp_path_factory.mktemp("target"), APPENDING))
+def tokenizer(target: Path) -> Any:
+    return AutoTokenizer.from_pretrained(target)
 
 
 def written(tokenizer: Any, template: str, messages: list[dict[str, str]] = MESSAGES) -> str:

@@ -52,16 +52,14 @@ def test_killed_runs_continue_to_the_data_of_an_uninterrupted_one(
     assert content(output) == expected
 
 
-def test_parts_write_the_whole_together_and_each_is_continued(
-    targets: dict[str, Path], tmp_path: Path
-) -> None:
-    run(targets["appending"], tmp_path / "whole")
+def test_parts_write_the_whole_together_and_each_is_continued(target: Path, tmp_path: Path) -> None:
+    run(target, tmp_path / "whole")
     expected, parts = content(tmp_path / "whole"), tmp_path / "parts"
 
     def part(text: str, **engine: Any) -> tuple[set[int], str]:
         """Of which shards conversations were asked for; what was printed."""
         settings, console = replace(SETTINGS, part=text), Console(file=io.StringIO(), width=200)
-        _, asked = run(targets["appending"], parts, settings=settings, console=console, **engine)
+        _, asked = run(target, parts, settings=settings, console=console, **engine)
         return {request.conversation // 3 for request, _ in asked.asked}, console.file.getvalue()
 
     asked, printed = part("2/2", answers_until_killed=8)
@@ -76,7 +74,7 @@ def test_parts_write_the_whole_together_and_each_is_continued(
     assert asked == {1} and "4 of 4 shards are finished" in printed and ";" not in printed
     assert content(parts) == expected
     assert part("5/5")[0] == set(), "of more parts than shards, some have none"
-    summary, engine = run(targets["appending"], parts)
+    summary, engine = run(target, parts)
     assert not engine.asked and not engine.closed, "a finished folder needs no engine"
     assert summary is not None and (summary.conversations, summary.kept_shards) == (0, 4)
 
@@ -119,15 +117,13 @@ def test_data_of_other_settings_prompts_or_another_target_is_not_continued(
     assert len(content(output)) == 4
 
 
-def test_a_full_disk_ends_the_run_and_the_next_one_continues(
-    targets: dict[str, Path], tmp_path: Path
-) -> None:
-    run(targets["appending"], tmp_path / "whole")
+def test_a_full_disk_ends_the_run_and_the_next_one_continues(target: Path, tmp_path: Path) -> None:
+    run(target, tmp_path / "whole")
     full = tmp_path / "data" / ".shard-00002.parquet.tmp"
     full.parent.mkdir()
     full.symlink_to("/dev/full")
     with pytest.raises(ConfigError, match=r"shard-00002\.parquet: cannot be written.*to continue"):
-        run(targets["appending"], tmp_path / "data")
+        run(target, tmp_path / "data")
     assert not full.exists() and 2 not in DatasetInfo.finished_shards(tmp_path / "data")
-    run(targets["appending"], tmp_path / "data")
+    run(target, tmp_path / "data")
     assert content(tmp_path / "data") == content(tmp_path / "whole")

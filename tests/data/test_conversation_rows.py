@@ -125,6 +125,8 @@ def test_what_is_not_the_users_text_may_be_anything_or_missing(message: dict[str
     parts[1]["text"] = "Or three?"  # type: ignore[index]  # a part
     row = {"messages": [OPENAI[0], message, {"role": "user", "content": parts}]}
     assert conversation_of(row, "") == Conversation(("One?", "Two?\nOr three?\nPlease!"))
+    # Of any role after the user's last turn.
+    assert conversation_of({"messages": [*OPENAI, TOOL]}, "") == SAID
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -184,7 +186,3 @@ def test_a_row_that_cannot_be_used_is_named_with_the_reason(
     with pytest.raises(UnusableRow, match=rf"^here: {message}") as error:
         conversation_of(row, "here")
     assert error.value.kind == kind
-
-
-def test_what_follows_the_last_turn_of_the_user_may_be_of_any_role() -> None:
-    assert conversation_of({"messages": [*OPENAI, TOOL]}, "") == SAID

@@ -17,9 +17,8 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.engines import generation_runs
-from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.fake_server import FakeServer
-from redrafter_testing.engines.generation_runs import SETTINGS, content, make_folder
+from redrafter_testing.engines.generation_runs import SETTINGS, content
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data import endpoints
 from vllm_redrafter.data.conversation_rows import Conversation
@@ -36,11 +35,6 @@ PROMPTS = [
 ]
 
 Serve = Callable[..., FakeServer]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("folder") / "target", APPENDING)
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +174,8 @@ def test_what_no_server_would_do_better_ends_the_run(
 def invoke(target: Path, folder: Path, *options: str) -> Any:
     rows = [{"messages": [{"role": "user", "content": t} for t in c.turns]} for c in PROMPTS]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    command = ["generate-data", target, "--prompts", folder / "prompts.jsonl"]
-    return CliRunner().invoke(app, [*map(str, command), "--output", str(folder / "data"), *options])
+    files = f"--prompts={folder / 'prompts.jsonl'}", f"--output={folder / 'data'}"
+    return CliRunner().invoke(app, ["generate-data", str(target), *files, *options])
 
 
 def test_the_command_asks_all_servers(
@@ -199,7 +193,6 @@ def test_the_command_asks_all_servers(
     ("options", "message"),
     [
         (["--endpoint=http://a:1", "--dtype=float32"], "--dtype: the servers that --endpoint"),
-        (["--endpoint=http://a:1", "--engine-args={}"], "--engine-args: the servers that"),
         (["--endpoint=http://a:1", "--drafter=d"], "--drafter: the servers that --endpoint"),
         (["--endpoint=nowhere"], "--endpoint nowhere: not the address of a server"),
         (["--request-timeout=3"], "--request-timeout: of --endpoint; leave it out"),
@@ -234,20 +227,28 @@ def test_the_target_is_known_by_its_name_or_its_folder_s(check: Callable[..., st
     assert check(name="alias", root="elsewhere", served_name="alias") == "alias"
 
 
+AT = r"endpoint http://127\.0\.0\.1:\d+ "
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "other", "root": "/models/other"}, "serves 'other' .*, not '.*target'; if that"),
-        ({"served_name": "alias"}, "serves 'target' .*, not 'alias'"),
-        ({"max_model_len": 511}, "allows 511 tokens, and 512 may be asked for: give --max-model-l"),
-        ({"failure": lambda body: (400, "too much")}, "refuses a request: .*too much"),
-        ({"failure": lambda body: (401, "who?")}, r"who\?.*its key goes into OPENAI_API_KEY"),
+        ({"name": "other", "root": "/models/other"}, f"{AT}serves 'other' .*, not '.*target'; if "),
+        ({"served_name": "alias"}, f"{AT}serves 'target' .*, not 'alias'"),
+        ({"max_model_len": 511}, f"{AT}allows 511 tokens, and 512 may be asked for: give --max-m"),
+        ({"failure": lambda body: (400, "too much")}, f"{AT}refuses a request: .*too much"),
+        ({"failure": lambda body: (401, "who?")}, rf"{AT}.*who\?.*its key goes into OPENAI_API_KE"),
+        ({"failure": lambda body: (503, "loading")}, "no endpoint is left: .*status 503: .*loadin"),
+        (
+            {"change": lambda completion: completion.pop("choices")},
+            "no endpoint is left: .*its answer is not vLLM's",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(
     check: Callable[..., str], values: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"endpoint http://127\.0\.0\.1:\d+ .*{message}"):
+    with pytest.raises(ConfigError, match=message):
         check(**values)
 
 
@@ -261,20 +262,6 @@ def test_another_tokenizer_and_other_weights_than_the_first_server_s_are_noticed
     assert check(weights=0) == check(weights=0) == "target"
     with pytest.raises(ConfigError, match=r"has other weights than http.*by 0\.\d\d nats on aver"):
         check(weights=1)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"change": lambda completion: completion.pop("choices")}, "its answer is not vLLM's"),
-        ({"failure": lambda body: (503, "loading")}, "status 503: .*loading"),
-    ],
-)
-def test_what_is_no_server_of_vllm_s_is_down(
-    check: Callable[..., str], values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"no endpoint is left: .*{message}"):
-        check(**values)
 
 
 def test_each_server_is_there_once_and_without_a_path_of_the_api() -> None:

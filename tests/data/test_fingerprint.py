@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.tiny_models import add_tokenizer
 from vllm_redrafter.data import fingerprint
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.utils.errors import ConfigError
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"))
-    add_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture

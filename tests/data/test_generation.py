@@ -118,17 +118,17 @@ def test_an_answer_that_spells_a_token_without_an_embedding_ends_its_conversatio
 
 
 def test_the_system_prompt_is_for_conversations_without_their_own(
-    targets: dict[str, Path], tmp_path: Path
+    target: Path, tmp_path: Path
 ) -> None:
     prompts = [SINGLE[0], replace(SINGLE[1], system="name 1")]
     settings = replace(SETTINGS, system_prompt="value 9")
-    _, engine = run(targets["appending"], tmp_path, prompts, settings)
+    _, engine = run(target, tmp_path, prompts, settings)
     texts = {engine.tokenizer.decode(request.prompt) for request, _ in engine.asked}
     assert {text.split("<s>")[1] for text in texts} == {"system\nvalue 9", "system\nname 1"}
 
 
 def test_what_is_longer_than_the_model_allows_is_skipped_or_truncated_and_counted(
-    targets: dict[str, Path], tmp_path: Path
+    target: Path, tmp_path: Path
 ) -> None:
     words = " ".join(["value"] * 60)
     prompts = [
@@ -136,7 +136,7 @@ def test_what_is_longer_than_the_model_allows_is_skipped_or_truncated_and_counte
         Conversation(("value 1", words), source="its second turn is"),
         Conversation(("value 2",), source="fits"),
     ]
-    summary, engine = run(targets["appending"], tmp_path, prompts, max_model_len=48)
+    summary, engine = run(target, tmp_path, prompts, max_model_len=48)
     assert summary is not None
     assert (summary.skipped, summary.truncated, summary.conversations) == (1, 1, 3)
     info, data = read_dataset(tmp_path)
@@ -147,19 +147,17 @@ def test_what_is_longer_than_the_model_allows_is_skipped_or_truncated_and_counte
 
 
 def test_answers_that_reach_a_limit_are_counted_and_have_no_eos(
-    targets: dict[str, Path], tmp_path: Path
+    target: Path, tmp_path: Path
 ) -> None:
     settings = replace(SETTINGS, sampling=SamplingSettings(max_tokens=3))
-    summary, engine = run(targets["appending"], tmp_path / "max", PROMPTS, settings)
+    summary, engine = run(target, tmp_path / "max", PROMPTS, settings)
     cut = [answer for _, answer in engine.asked if not answer.ended]
     assert summary is not None and summary.cut_answers == len(cut) > 0
     assert all(len(a.tokens) == 3 and engine.tokenizer.eos_token_id not in a.tokens for a in cut)
     assert summary.truncated == 0
 
     room = len(engine.tokenizer("<s>user\nvalue 2 list 0<s>assistant\n")["input_ids"]) + 1
-    summary, engine = run(
-        targets["appending"], tmp_path / "room", [PROMPTS[2]], SETTINGS, max_model_len=room
-    )
+    summary, engine = run(target, tmp_path / "room", [PROMPTS[2]], max_model_len=room)
     assert summary is not None and (summary.truncated, summary.cut_answers) == (1, 0)
     assert [len(answer.tokens) for _, answer in engine.asked] == [1], "no turn follows"
 
@@ -169,15 +167,12 @@ def test_answers_that_reach_a_limit_are_counted_and_have_no_eos(
     [
         (SamplingSettings, {"temperature": -0.1}, "sampling: temperature must be .*, got -0.1"),
         (SamplingSettings, {"top_p": 0.0}, r"sampling: top_p must be .*, got 0\.0"),
-        (SamplingSettings, {"top_p": 1.1}, r"sampling: top_p must be .*, got 1\.1"),
         (SamplingSettings, {"max_model_len": 1}, "sampling: max_model_len must be .*, got 1"),
         (GenerationSettings, {"shard_size": 0}, "generation: shard_size must be at least 1, got 0"),
         (GenerationSettings, {"part": "3/2"}, "part must be k/n"),
-        (CaptureSettings, {"part": "3/2"}, "part must be k/n"),
         (CaptureSettings, {"max_length": 1}, "max_length must be at least 2"),
         (CaptureSettings, {"target_layers": "2,1"}, "capture: target_layers must be .* ascending"),
         (CaptureSettings, {"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float"),
-        (EngineSettings, {"engine_args": "{"}, "no JSON"),
         (EngineSettings, {"engine_args": "[1]"}, "no object; give one"),
         (EngineSettings, {"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
     ],

@@ -23,15 +23,15 @@ LENGTHS = np.array([5, 1, 9, 3])
 INFO = StatesInfo("t", "f", "x", 4, 17, 8, 4, "bfloat16", 6)
 
 
+SHARDS = [range(2), range(2, 3), range(3, 4)]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     INFO.save(tmp_path)
     for shard, rows in enumerate(SHARDS):
         write_states(tmp_path, shard, {row: states_of(row) for row in rows})
     return tmp_path
-
-
-SHARDS = [range(2), range(2, 3), range(3, 4)]
 
 
 def states_of(row: int) -> torch.Tensor:

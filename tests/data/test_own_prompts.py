@@ -39,11 +39,6 @@ def _short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_prompts, "MIN_CHARACTERS", 6)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("target"), APPENDING)
-
-
 def run(
     target: Path,
     output: Path,
@@ -164,10 +159,9 @@ def test_a_target_without_embeddings_of_what_comes_before_the_turn_is_refused(
     tmp_path: Path,
 ) -> None:
     extra = with_extra_token(make_folder(tmp_path / "target", APPENDING))
-    settings = replace(SETTINGS, system_prompt="<|extra|>")
     with pytest.raises(ConfigError, match=r"chat template or the system .* \(id 512\) has no row"):
-        run(extra, tmp_path / "prompts.jsonl", settings)
-    assert not (tmp_path / "prompts.jsonl").exists()
+        run(extra, tmp_path / "p.jsonl", replace(SETTINGS, system_prompt="<|extra|>"))
+    assert not (tmp_path / "p.jsonl").exists()
 
 
 def test_a_target_with_nothing_new_to_say_ends_the_run(
