@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data folders, read one by one and together."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,16 @@ def test_each_folder_is_checked_against_the_target(
         read_all([folders["short"], again], Target.open(target))
     other = make_target(tmp_path / "other", vocab_size=V, seed=1)
     add_tokenizer(other, vocab_size=V)
-    with pytest.raises(ConfigError, match="written by another target"):
+    with pytest.raises(ConfigError, match=r"written by another target .* pass --other-target"):
         read_all([folders["short"]], Target.open(other))
     assert len(read_all([folders["short"]], Target.open(other), check_target=False).dataset) == 10
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, two = (name for name, index in vocabulary.items() if index in (40, 41))
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="made with another tokenizer"):
+        read_all([folders["short"]], Target.open(other), check_target=False)
     smaller = make_target(tmp_path / "smaller", vocab_size=V // 2)
     add_tokenizer(smaller, vocab_size=V)
     with pytest.raises(

@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grid and the costs; the replay itself is test_estimate.py's."""
+"""`evaluate`: the grid and the costs, what it prints, writes, records and refuses."""
+
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.models.small_trainings import VOCAB_SIZE as TRAINED_VOCAB_SIZE
+from redrafter_testing.models.small_trainings import job, run
+from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.models.training_data import answered
+from vllm_redrafter.checkpoints.acceptance import acceptance_of
+from vllm_redrafter.checkpoints.drafter_files import read_config
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
+from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.evaluation.evaluate import evaluate_shapes, shapes
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -16,19 +28,16 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_the_grid_has_the_shapes_that_a_search_can_fill() -> None:
-    found = [
-        (s.beam_width, s.beam_length, s.num_speculative_tokens)
-        for s in shapes([1, 3], [2], [2, 6, 2])
-    ]
-    assert found == [(1, 2, 2), (3, 2, 2), (3, 2, 6)]
-    with pytest.raises(
-        ConfigError, match=r"no search of widths \[1\] and lengths \[2\] fills a tree of 9 nodes"
+    sizes = (2, 1, 2), (2, 3, 2), (6, 3, 2)
+    expected = [ReDrafterConfig(*size, context_matches=0) for size in sizes]
+    assert shapes([1, 3], [2], [2, 6, 2]) == expected
+    for grid, message in (
+        (([1], [2], [9]), r"no search of widths \[1\] and lengths \[2\] fills a tree of 9 nodes"),
+        (([3], [2], [3], "chain"), "fills a chain of 3 nodes"),
+        (([51], [2], [2]), "beam_width must be at most 50"),
     ):
-        shapes([1], [2], [9])
-    with pytest.raises(ConfigError, match="fills a chain of 3 nodes"):
-        shapes([3], [2], [3], "chain")
-    with pytest.raises(ConfigError, match="beam_width must be at most 50"):
-        shapes([51], [2], [2])
+        with pytest.raises(ConfigError, match=message):
+            shapes(*grid)
 
 
 def test_a_step_costs_its_levels_and_its_nodes() -> None:
@@ -59,3 +68,74 @@ def test_text_without_answers_cannot_be_evaluated() -> None:
     grid = shapes([1], [2], [2])
     with pytest.raises(ConfigError, match="has no answer of two tokens or more"):
         evaluate_shapes(drafter, CycleTarget(), prompts, grid, EvaluationConfig())
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Path) -> None:
+    drafter = tmp_path / "drafter"
+    run(job(target, data, drafter))
+    shutil.rmtree(drafter / "checkpoints")
+    files = [f"--plot={tmp_path / 'map.png'}", f"--json={tmp_path / 'figures.json'}"]
+    grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6"]
+    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4"]
+    result = CliRunner().invoke(app, [*command, *grid, *files])
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    assert "4 rows" in printed and "If a draft level costs 0.02" in printed
+    assert "assumed and not measured" in printed
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    best = max(figures["results"], key=lambda each: each["speed_up"])
+    assert f"({best['tokens_per_step']:.2f} tokens per step, {best['speed_up']:.2f}×)" in printed
+    shapes = [
+        (r["beam_width"], r["beam_length"], r["num_speculative_tokens"]) for r in figures["results"]
+    ]
+    # A search of 2 x 2 or 1 x 3 has no 6 nodes.
+    assert shapes == [(1, 2, 2), (1, 3, 2), (2, 2, 2), (2, 3, 2), (2, 3, 6)]
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    # What train says of its held-out conversations, evaluate says of the same ones.
+    trained = read_config(str(drafter))["training"]["result"]["tokens_per_step"]
+    assert figures["results"][-1]["tokens_per_step"] == pytest.approx(trained)
+    assert figures["costs"] == {"assumed": {"draft": 0.02, "verify": 0.005}}
+    alone = figures["tokens_per_step_of_matches_alone"]
+    assert figures["tokens_per_step_with_matches"] >= alone > 1
+    assert f"without a drafter: {alone:.2f}." in printed
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_evaluate_records_the_shape_that_it_recommends(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    drafter = make_drafter(tmp_path / "drafter", vocab_size=TRAINED_VOCAB_SIZE)
+    before = read_config(str(drafter))
+    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--beam-widths=2,3"]
+    figures = f"--json={tmp_path / 'figures.json'}"
+    grid = ["--beam-lengths=2,3", "--spec-tokens=3,6", "--verify-cost=1"]
+    result = CliRunner().invoke(app, [*command, *grid, figures, "--record"])
+    assert result.exit_code == 0, result.output
+    assert f"recorded in {drafter / 'config.json'}" in "".join(result.output.split("\n"))
+
+    shapes = json.loads((tmp_path / "figures.json").read_text())["results"]
+    best = max(shapes, key=lambda shape: shape["speed_up"])
+    size = best["num_speculative_tokens"], best["beam_width"], best["beam_length"]
+    expected = ReDrafterConfig(*size)
+    served, _ = validated(Request({"model": str(drafter)}))
+    assert served == expected
+    after = read_config(str(drafter))
+    recorded = acceptance_of(after)
+    assert recorded.greedy is not None and recorded.sampled is None, "the data is greedy"
+    size = len(recorded.greedy.survival), len(recorded.greedy.survival[0])
+    assert size == (expected.beam_length, expected.beam_width)
+    added = {"acceptance", "speculators_config"}
+    assert {k: v for k, v in after.items() if k not in added} == {
+        k: v for k, v in before.items() if k not in added
+    }
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_evaluated() -> None:
+    for option, message in (
+        ("--record", "--record: 'org/drafter' is not a folder"),
+        ("--json=/no/folder/file", "--json '/no/folder/file' cannot be written: No such file or"),
+        ("--plot=/no/folder/file", "--plot '/no/folder/file' cannot be written: No such file or"),
+    ):
+        result = CliRunner().invoke(app, ["evaluate", "none", "org/drafter", "--data=none", option])
+        assert result.exit_code == 1 and message in result.stderr

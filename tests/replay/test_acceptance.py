@@ -23,18 +23,16 @@ def test_nodes_are_judged_where_their_parent_was_accepted_and_the_text_goes_on()
     )
     # 6 is the second beam, whose child at the next level is the first one, 7.
     found = judged_nodes(explored, torch.tensor([[6, 7, 1], [6, -1, -1], [4, 7, 9]]))
-    expected_judged = [
+    assert found.judged.int().tolist() == [
         [[1, 1], [1, 0], [1, 0]],
         [[1, 1], [0, 0], [0, 0]],
         [[1, 1], [0, 0], [0, 0]],
     ]
-    expected_accepted = [
+    assert found.accepted.int().tolist() == [
         [[0, 1], [1, 0], [0, 0]],
         [[0, 1], [0, 0], [0, 0]],
         [[0, 0], [0, 0], [0, 0]],
     ]
-    assert found.judged.int().tolist() == expected_judged
-    assert found.accepted.int().tolist() == expected_accepted
 
 
 def test_the_calibration_is_the_one_that_the_nodes_were_drawn_by() -> None:

@@ -66,22 +66,14 @@ def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_pa
     ("sizes", "settings", "message"),
     [
         ({}, {"head": "medusa"}, r"head medusa does not fit .*: it has recurrent; leave head out"),
-        ({}, {"exit_dim": 24}, r"exit_dim 24 does not fit .*: it has 128; leave exit_dim out"),
-        ({}, {"draft_vocab_size": 40}, r"draft_vocab_size 40 does not fit .*: it has None"),
         ({"vocab_size": VOCAB_SIZE + 8}, {}, r"vocabulary size is 72, the target's 64"),
-        ({"target_layers": (1, 5)}, {}, r"layers 1, 5 are asked for, and the target has 3"),
         ({"target_layers": (1, 2)}, {"target_layers": "1"}, r"1 does not fit .*: it reads .* 1,2"),
         (None, {"exit_dim": 24}, "exit_dim: a redrafter_gated head has no such size"),
     ],
     ids=str,
 )
 def test_settings_that_do_not_fit_are_refused(
-    sizes: dict[str, Any] | None,
-    settings: dict[str, Any],
-    message: str,
-    target: Path,
-    data: Path,
-    tmp_path: Path,
+    sizes: Any, settings: Any, message: str, target: Path, data: Path, tmp_path: Path
 ) -> None:
     asked = job(target, data, tmp_path / "out", **settings)
     if sizes is not None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--hidden-states`: `train` and `evaluate` do the same as with the target's layers in memory."""
 
-import io
 import json
 import os
 import shutil
@@ -12,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from redrafter_testing import process_trees
-from redrafter_testing.models.small_trainings import VOCAB_SIZE
+from redrafter_testing.models import small_trainings
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
 from vllm_redrafter.cli.main import app
@@ -28,23 +25,12 @@ from vllm_redrafter.data.source import read_all
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.training.plan import TrainingJob
 from vllm_redrafter.training.resolution import resolve
-from vllm_redrafter.training.run import train
-from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
-V = VOCAB_SIZE
-CONFIG = TrainingConfig(
-    max_steps=4,
-    batch_size=2,
-    # One row in a block, and one block at a time: the target computes what it does for states.
-    micro_batch_size=1,
-    block_length=26,
-    unroll_steps=3,
-    warmup_steps=1,
-    held_out=4,
-)
+# One row in a block, and one block at a time: the target computes what it does for states.
+CONFIG = replace(small_trainings.CONFIG, micro_batch_size=1, block_length=26, save_every=500)
 SHAPE = ReDrafterConfig(num_speculative_tokens=6, beam_width=2, beam_length=3)
 
 
@@ -68,8 +54,7 @@ def job(target: Path, data: Path, output: Path, *states: Path, **settings: Any) 
 
 
 def run(asked: TrainingJob, **arguments: bool) -> Any:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return train(asked, Console(file=io.StringIO(), width=200), **arguments)
+    return small_trainings.run(asked, **arguments)[0]
 
 
 @pytest.mark.parametrize("settings", [{"kl_weight": 1}, {"target_layers": "2"}], ids=str)
@@ -95,12 +80,7 @@ def test_two_processes_train_as_one_does(
     command += [f"--output={tmp_path / 'together'}", f"--hidden-states={states}"]
     command += ["--batch-size=2", "--micro-batch-size=1", "--block-length=26", "--unroll-steps=3"]
     command += ["--warmup-steps=1", "--held-out=4", "--max-steps=4"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "1",
-        "PYTHONSAFEPATH": "1",
-    }
+    environment = os.environ | {"ACCELERATE_USE_CPU": "1", "PYTHONSAFEPATH": "1"}
     done = process_trees.run(command, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "on 2 × cpu" in " ".join(done.stdout.split())
@@ -110,15 +90,6 @@ def test_two_processes_train_as_one_does(
     )
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def trained(
-    target: Path, data: Path, states: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "drafter"
-    run(job(target, data, folder, states))
-    return folder
 
 
 def evaluated(*given: str | Path) -> Any:
@@ -131,8 +102,10 @@ def evaluated(*given: str | Path) -> Any:
 
 
 def test_an_evaluation_finds_the_same_without_the_layers(
-    target: Path, data: Path, states: Path, trained: Path, tmp_path: Path
+    target: Path, data: Path, states: Path, tmp_path: Path
 ) -> None:
+    trained = tmp_path / "drafter"
+    run(job(target, data, trained, states))
     asked = trained, f"--data={data}", "--held-out=4"
     computed = evaluated(target, *asked)
     # Layers of no size can be left out, but not loaded.
