@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from torch import nn
@@ -89,18 +90,12 @@ def test_a_drafter_s_config_is_read_once_in_the_front_end_and_once_in_a_worker(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the hub each reading may be a round trip."""
-    read: list[Path] = []
-
-    def counted(path: Path) -> Any:
-        read.append(path)
-        return read_json(path)
-
-    monkeypatch.setattr(drafter_files, "read_json", counted)
+    read = Mock(side_effect=read_json)
+    monkeypatch.setattr(drafter_files, "read_json", read)
     config = configure(target, spec_model=str(drafter), spec_tokens=12)
-    assert read == [drafter / "config.json"]
-    read.clear()
+    read.assert_called_once_with(drafter / "config.json")
     TreeProposer(config).load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(512, 128)}))
-    assert read == [drafter / "config.json"]
+    assert read.call_args_list == 2 * [call(drafter / "config.json")]
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -258,10 +253,10 @@ def test_a_recorded_shape_is_checked_as_a_given_one(
     assert config.speculative_config.num_speculative_tokens == 5
 
 
-def test_without_a_drafter_continuations_found_in_the_text_are_verified(target: Path) -> None:
-    config = configure(target, speculative_config={"method": "redrafter", **TWELVE})
-    from_flags = configure(target, spec_method="redrafter", spec_tokens=12)
-    for made in (config, from_flags):
+def test_without_a_drafter_prompt_lookup_matches_are_verified(target: Path) -> None:
+    given = {"speculative_config": {"method": "redrafter", **TWELVE}}
+    for arguments in (given, {"spec_method": "redrafter", "spec_tokens": 12}):
+        made = configure(target, **arguments)
         assert made.parallel_config.worker_cls == names.CPU_WORKER
         settings = Settings.of(made)
         assert (settings.model, settings.config.context_matches) == (None, 2)
@@ -271,36 +266,25 @@ def test_without_a_drafter_continuations_found_in_the_text_are_verified(target: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("has_drafter", "settings", "message"),
     [
-        ({"beam_width": 3, "tree": "beams"}, "beam_width, tree without a drafter.*--spec-model"),
-        ({"candidates": 64}, "candidates without a drafter: name a drafter.*or leave"),
-        ({"context_matches": 0}, "context_matches=0 there is nothing to verify: name a drafter"),
-        ({"model": 7}, "'model' must name the ReDrafter checkpoint.*got 7"),
+        (False, {"beam_width": 3, "tree": "beams"}, "beam_width, tree without.*--spec-model"),
+        (False, {"candidates": 64}, "candidates without a drafter: name a drafter.*or leave"),
+        (False, {"context_matches": 0}, "context_matches=0 there is nothing to verify: name a d"),
+        (False, {"model": 7}, "'model' must name the ReDrafter checkpoint.*got 7"),
+        (True, {"num_speculative_tokens": 0}, "between 1 and 127.*leave the spec.*got 0"),
+        (True, {"beam_width": 0}, "beam_width must be an integer of at least 1, got 0"),
+        (True, {"unknown": 1}, r"unknown key\(s\) unknown.*known are adaptive, beam_length"),
+        (True, {"adaptive": "yes"}, "adaptive must be true or false, got 'yes'"),
+        (True, {"quantization": "fp8"}, r"unknown key\(s\) quantization"),
     ],
 )
-def test_settings_that_mean_nothing_without_a_drafter(
-    target: Path, settings: dict[str, Any], message: str
+def test_settings_out_of_range_or_of_a_drafter_that_is_missing(
+    target: Path, drafter: Path, has_drafter: bool, settings: dict[str, Any], message: str
 ) -> None:
+    given = {"model": str(drafter)} if has_drafter else {"method": "redrafter"}
     with pytest.raises(ConfigError, match=message):
-        configure(target, speculative_config={"method": "redrafter", **TWELVE, **settings})
-
-
-@pytest.mark.parametrize(
-    ("k", "settings", "message"),
-    [
-        (0, {}, "num_speculative_tokens must be between 1 and 127.*leave the spec.*got 0"),
-        (4, {"beam_width": 0}, "beam_width must be an integer of at least 1, got 0"),
-        (4, {"unknown": 1}, r"unknown key\(s\) unknown.*known are adaptive, beam_length"),
-        (4, {"adaptive": "yes"}, "adaptive must be true or false, got 'yes'"),
-        (4, {"quantization": "fp8"}, r"unknown key\(s\) quantization"),
-    ],
-)
-def test_settings_out_of_range(
-    target: Path, drafter: Path, k: int, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        speculate(target, drafter, k, settings)
+        configure(target, speculative_config=TWELVE | given | settings)
 
 
 @pytest.mark.parametrize(

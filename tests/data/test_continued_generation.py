@@ -115,15 +115,3 @@ def test_data_of_other_settings_prompts_or_another_target_is_not_continued(
     assert content(output) == before
     run(target, output, settings=replace(SETTINGS, in_flight=2))
     assert len(content(output)) == 4
-
-
-def test_a_full_disk_ends_the_run_and_the_next_one_continues(target: Path, tmp_path: Path) -> None:
-    run(target, tmp_path / "whole")
-    full = tmp_path / "data" / ".shard-00002.parquet.tmp"
-    full.parent.mkdir()
-    full.symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=r"shard-00002\.parquet: cannot be written.*to continue"):
-        run(target, tmp_path / "data")
-    assert not full.exists() and 2 not in DatasetInfo.finished_shards(tmp_path / "data")
-    run(target, tmp_path / "data")
-    assert content(tmp_path / "data") == content(tmp_path / "whole")

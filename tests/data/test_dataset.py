@@ -3,6 +3,7 @@
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,22 +75,18 @@ def test_a_full_disk_is_named_and_leaves_no_shard(
         read_dataset(tmp_path)
 
 
-def test_damaged_foreign_and_copied_shards_are_named(tmp_path: Path) -> None:
+def test_foreign_and_copied_shards_are_named(tmp_path: Path) -> None:
     ONE_SHARD.save(tmp_path)
     write_shard(tmp_path, 0, ROWS)
     path = tmp_path / "shard-00000.parquet"
-    whole = path.read_bytes()
     for copy, message in (
         ("shard-000000.parquet", r"shard-000000\.parquet and shard-00000\.parquet are two names"),
         ("shard-00007.parquet", r"shard-00007\.parquet: has conversation 0, which belongs into "),
     ):
-        (tmp_path / copy).write_bytes(whole)
+        shutil.copy(path, tmp_path / copy)
         with pytest.raises(ConfigError, match=rf"{message}.*delete"):
             read_dataset(tmp_path)
         (tmp_path / copy).unlink()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match=r"shard-00000\.parquet: not readable .*delete it"):
-        read_dataset(tmp_path)
     Dataset.from_dict({"text": ["a"]}).to_parquet(path)
     with pytest.raises(ConfigError, match=r"shard-00000\.parquet: has columns .*data; delete it"):
         read_dataset(tmp_path)

@@ -196,6 +196,7 @@ def test_the_command_asks_all_servers(
         (["--endpoint=http://a:1", "--drafter=d"], "--drafter: the servers that --endpoint"),
         (["--endpoint=nowhere"], "--endpoint nowhere: not the address of a server"),
         (["--request-timeout=3"], "--request-timeout: of --endpoint; leave it out"),
+        (["--spec-tokens=4"], "--spec-tokens is for --drafter: give both or neither"),
     ],
 )
 def test_options_that_would_mean_nothing_are_refused(

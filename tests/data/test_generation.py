@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine
 from redrafter_testing.engines.generation_runs import (
@@ -19,7 +18,6 @@ from redrafter_testing.engines.generation_runs import (
     run,
     with_extra_token,
 )
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.settings import (
@@ -182,20 +180,3 @@ def test_settings_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         kind(**values)
-
-
-def test_the_command_reports_errors_in_one_line(targets: dict[str, Path], tmp_path: Path) -> None:
-    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "data"
-
-    def error_of(target: Path, text: str, *options: str) -> str:
-        prompts.write_text(text)
-        command = ["generate-data", str(target), f"--prompts={prompts}", f"--output={output}"]
-        result = CliRunner().invoke(app, [*command, *options])
-        assert result.exit_code == 1 and not output.exists()
-        return result.stderr
-
-    plain = targets["plain"]
-    unusable = f"the first: {prompts}, line 1: 'prompt' must be text or messages,"
-    assert unusable in error_of(plain, '{"prompt": 1}')
-    assert "--spec-tokens is for --drafter" in error_of(plain, '{"prompt": "x"}', "--spec-tokens=4")
-    assert "nothing': no such folder" in error_of(tmp_path / "nothing", '{"prompt": "x"}')
