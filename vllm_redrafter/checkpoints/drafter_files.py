@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,3 @@ def weights_path(model: str, revision: str | None = None) -> Path:
             "`vllm-redrafter convert` makes one"
         )
     return path
-
-
-def weights_digest(model: str) -> str:
-    """The sha256 of a checkpoint's weights."""
-    with weights_path(model).open("rb") as weights:
-        return hashlib.file_digest(weights, "sha256").hexdigest()

@@ -16,7 +16,7 @@ from rich.text import Text
 from safetensors import safe_open
 
 from vllm_redrafter.checkpoints.fit import misfits_of
-from vllm_redrafter.checkpoints.reading import Checkpoint
+from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.utils.errors import ConfigError, one_line
@@ -35,22 +35,18 @@ class _TensorHeader:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a checkpoint is; `verifier` is its target, and `training` the record of `train`."""
+    """What a checkpoint is; `verifier` is its target, and `training` the record of `train`.
+
+    `d2t` is none of the parameters, which training sets.
+    """
 
     checkpoint: str
     config: HeadConfig
     tensors: list[_TensorHeader]
+    num_parameters: int
+    num_bytes: int
     verifier: str | None
     training: Any
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers that training sets: `d2t` is none of them."""
-        return sum(prod(t.shape) for t in self.tensors if t.name != DRAFT_TO_TARGET)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.bytes for tensor in self.tensors)
 
     def facts(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -79,7 +75,10 @@ def inspect_checkpoint(model: str) -> Inspection:
     found = Checkpoint.open(model).checked()
     with safe_open(found.weights, framework="pt") as file:
         tensors = [_header(file, name) for name in sorted(file.keys())]
-    return Inspection(model, found.head, tensors, found.target, found.values.get("training"))
+    num_parameters = sum(prod(t.shape) for t in tensors if t.name != DRAFT_TO_TARGET)
+    sizes = num_parameters, sum(tensor.bytes for tensor in tensors)
+    recorded = verifier_of(found.values), found.values.get("training")
+    return Inspection(model, found.head, tensors, *sizes, *recorded)
 
 
 def misfits_with(config: HeadConfig, target: str) -> list[str]:

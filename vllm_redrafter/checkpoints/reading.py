@@ -20,7 +20,6 @@ from vllm_redrafter.checkpoints.drafter_files import (
     CONFIG_FILE,
     UNREADABLE,
     read_config,
-    resolve_file,
     weights_path,
 )
 from vllm_redrafter.checkpoints.tensors import (
@@ -79,18 +78,6 @@ class Checkpoint:
             return cls(model, revision, values, head, acceptance_of(values))
         except ConfigError as error:
             raise ConfigError(f"{model}: {error}") from error
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return shape_of(self.values)
-
-    @property
-    def target(self) -> str | None:
-        return verifier_of(self.values)
-
-    @property
-    def config_file(self) -> Path | None:
-        return resolve_file(self.model, CONFIG_FILE, self.revision)
 
     @cached_property
     def weights(self) -> Path:
@@ -209,11 +196,3 @@ def shape_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(first, Mapping):
         return {}
     return {ours: first[theirs] for ours, theirs in SHAPE_KEYS.items() if theirs in first}
-
-
-def proposal_of(shape: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
-    """The way back: entries of a proposal method, with candidates if the head selects some."""
-    entries = {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}
-    if not head.selected_depths:
-        entries.pop("candidates", None)
-    return entries

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_redrafter.checkpoints.reading import SHAPE_KEYS, Checkpoint
+from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, resolve_file
+from vllm_redrafter.checkpoints.reading import SHAPE_KEYS, Checkpoint, shape_of
 from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -68,13 +69,14 @@ def _with_drafter(
 
 def _recorded_besides(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
     """The checkpoint's settings beside those given; checked here, where the file can be named."""
-    needed = {key: value for key, value in checkpoint.shape.items() if key not in given}
+    needed = {key: value for key, value in shape_of(checkpoint.values).items() if key not in given}
     for key, value in needed.items():
         try:
             ReDrafterConfig(**{NODES: 1, key: value})
         except ConfigError as error:
+            where = resolve_file(checkpoint.model, CONFIG_FILE, checkpoint.revision)
             raise ConfigError(
-                f"{checkpoint.config_file}: {SHAPE_KEYS[key]} in proposal_methods cannot be "
+                f"{where}: {SHAPE_KEYS[key]} in proposal_methods cannot be "
                 f"served: {error}; give {key} yourself, or record another shape in the checkpoint "
                 "with `vllm-redrafter evaluate --record`"
             ) from error

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling, acceptance_entry
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, WEIGHTS_FILE, read_config
-from vllm_redrafter.checkpoints.reading import Checkpoint, proposal_of
+from vllm_redrafter.checkpoints.reading import SHAPE_KEYS, Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_file
 from vllm_redrafter.utils.names import METHOD
@@ -41,7 +41,7 @@ def save_drafter(
     """
     recorded: dict[str, Any] = {"algorithm": METHOD, "verifier": {"name_or_path": verifier}}
     if shape:
-        method = {"proposal_type": METHOD, **proposal_of(shape, drafter.config)}
+        method = {"proposal_type": METHOD, **_proposal(shape, drafter.config)}
         recorded |= {"default_proposal_method": METHOD, "proposal_methods": [method]}
     write_files(drafter, Path(folder), "own", {ENTRY: recorded, **extra})
 
@@ -107,7 +107,7 @@ def save_shape(
         recorded = config[ENTRY]
         first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
         recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))
-        proposal = proposal_of(asdict(shape), Checkpoint.of(model, None, config).head)
+        proposal = _proposal(asdict(shape), Checkpoint.of(model, None, config).head)
         recorded["proposal_methods"] = [first | proposal, *others]
         config |= acceptance_entry(acceptance)
         with whole_file(path) as file:
@@ -116,6 +116,14 @@ def save_shape(
     except OSError as error:
         raise _not_writable(path, str(error)) from error
     return path
+
+
+def _proposal(shape: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
+    """Entries of a proposal method, with candidates if the head selects some; see `shape_of`."""
+    entries = {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}
+    if not head.selected_depths:
+        entries.pop("candidates", None)
+    return entries
 
 
 def _not_writable(path: Path, reason: str) -> ConfigError:

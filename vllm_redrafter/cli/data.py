@@ -41,7 +41,7 @@ def make_prompts(
     from vllm_redrafter.data import own_prompts
 
     console = Console()
-    console.print(str(own_prompts.make_prompts(target, output, start_vllm, settings, console)))
+    console.print(str(own_prompts.make_prompts(target, output, _start_vllm, settings, console)))
 
 
 def generate_data(
@@ -98,7 +98,7 @@ def generate_data(
         if endpoint:
             return _ask_servers(target, ",".join(endpoint), output, settings, endpoints, console)
         console.print(f"starting the engine with {target.name}", markup=False)
-        return start_vllm(target, settings)
+        return _start_vllm(target, settings)
 
     conversations, left_out = read_prompts(prompts, split)
     if left_out.count:
@@ -108,7 +108,7 @@ def generate_data(
         console.print(str(summary))
 
 
-def start_vllm(target: Target, settings: GenerationSettings) -> Any:
+def _start_vllm(target: Target, settings: GenerationSettings) -> Any:
     """The engine that lets the target write, and its advice; vLLM is imported here, not before."""
     quiet_vllm()
     from vllm_redrafter.offline.generation import OfflineEngine

@@ -77,10 +77,11 @@ def shipped(
         typer.echo(shipped_drafter(name))
         return
 
-    from vllm_redrafter.checkpoints.reading import Checkpoint
+    from vllm_redrafter.checkpoints.drafter_files import read_config
+    from vllm_redrafter.checkpoints.reading import verifier_of
 
     for each in shipped_drafters():
-        typer.echo(f"{each}  for {Checkpoint.open(str(shipped_drafter(each))).target}")
+        typer.echo(f"{each}  for {verifier_of(read_config(str(shipped_drafter(each))))}")
 
 
 app.command()(settings_as_options(data.make_prompts))

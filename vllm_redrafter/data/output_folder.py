@@ -37,24 +37,6 @@ class Part:
     def shards(self, total: int) -> range:
         return range(self.k - 1, total, self.n)
 
-    @contextmanager
-    def locked(self, folder: Path) -> Iterator[None]:
-        """Keep other processes from writing this part, or parts of another number."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = (folder / f".part-{self.k}-of-{self.n}.lock").open("w")
-        except OSError as error:
-            raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
-        busy = f"--output {folder}: another process is writing part"
-        with file:
-            lock(file, f"{busy} {self.k}/{self.n}; wait for it to end, or give each its own --part")
-            for other in folder.glob(".part-*-of-*.lock"):
-                k, n = map(int, re.findall(r"\d+", other.name))
-                if n != self.n:  # their shards are others
-                    with other.open("a") as held:
-                        lock(held, f"{busy} {k}/{n}; give all the same number of parts")
-            yield
-
 
 class FolderInfo:
     """Base of dataclasses that describe a folder's shards, in a JSON file among them."""
@@ -127,7 +109,7 @@ class FolderInfo:
         if (output / self.FILE).exists() and not self._unfinished(output, own):
             yield []
             return
-        with part.locked(output):
+        with _locked(output, part):
             if not (output / self.FILE).exists() and self.finished_shards(output):
                 raise ConfigError(
                     f"--output {output} holds shards without a {self.FILE} that says what they "
@@ -139,6 +121,25 @@ class FolderInfo:
     def _unfinished(self, output: Path, shards: Sequence[int]) -> list[int]:
         check_same(output, _flat(self.load(output)), _flat(self))
         return sorted(set(shards).difference(self.finished_shards(output)))
+
+
+@contextmanager
+def _locked(folder: Path, part: Part) -> Iterator[None]:
+    """Keep other processes from writing this part, or parts of another number."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f".part-{part.k}-of-{part.n}.lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
+    busy = f"--output {folder}: another process is writing part"
+    with file:
+        lock(file, f"{busy} {part.k}/{part.n}; wait for it to end, or give each its own --part")
+        for other in folder.glob(".part-*-of-*.lock"):
+            k, n = map(int, re.findall(r"\d+", other.name))
+            if n != part.n:  # their shards are others
+                with other.open("a") as held:
+                    lock(held, f"{busy} {k}/{n}; give all the same number of parts")
+        yield
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,8 +40,7 @@ class TextRow:
 class TextRows(Protocol):
     """Rows by number; their lengths are known without reading them."""
 
-    @property
-    def lengths(self) -> np.ndarray: ...
+    lengths: np.ndarray
 
     def __len__(self) -> int: ...
 
@@ -51,23 +50,9 @@ class TextRows(Protocol):
 class ListRows(list[TextRow]):
     """Rows in memory."""
 
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.array([len(row.tokens) for row in self])
-
-
-class SomeRows:
-    """Those of other rows that `indices` names, in its order."""
-
-    def __init__(self, rows: TextRows, indices: Sequence[int]) -> None:
-        self.rows, self.indices = rows, list(indices)
-        self.lengths = np.asarray(rows.lengths)[np.asarray(self.indices, dtype=np.int64)]
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int, /) -> TextRow:
-        return self.rows[self.indices[index]]
+    def __init__(self, rows: Iterable[TextRow] = ()) -> None:
+        super().__init__(rows)
+        self.lengths = np.array([len(row.tokens) for row in self])
 
 
 class DatasetRows:

@@ -47,32 +47,6 @@ class TrainingData:
     rows: DatasetRows
     held_out: DatasetRows
 
-    def check_vocabulary(self, size: int) -> None:
-        """Refuse data that was written with a vocabulary of another size."""
-        for info in self.infos:
-            if size != info.vocab_size:
-                raise ConfigError(
-                    f"the data was written with a vocabulary of {info.vocab_size}, the target has "
-                    f"{size}: generate the data again with this target"
-                )
-
-    def record(self) -> dict[str, Any]:
-        """What a drafter's record says of the data that it learnt from."""
-        return {
-            "data": {"rows": len(self.rows), "tokens": int(self.rows.lengths.sum())},
-            "sources": [
-                {
-                    "target": info.target,
-                    "target_fingerprint": info.target_fingerprint,
-                    "prompts_fingerprint": info.prompts_fingerprint,
-                    "conversations": info.num_conversations,
-                    "temperature": info.sampling.temperature,
-                    "top_p": info.sampling.top_p,
-                }
-                for info in self.infos
-            ],
-        }
-
 
 def read_all(folders: Sequence[Path], target: Target, check_target: bool = True) -> WrittenData:
     """Read data folders as one, each by `read_checked`; ConfigError where one is given twice."""

@@ -45,9 +45,8 @@ class TurnAnswer:
 class TargetEngine(Protocol):
     """Lets the target write answers: with vLLM in this process (`offline/`), or with servers."""
 
-    @property
-    def max_model_len(self) -> int:
-        """The most tokens of a prompt and its answer together."""
+    max_model_len: int
+    """The most tokens of a prompt and its answer together."""
 
     @property
     def in_flight(self) -> int:

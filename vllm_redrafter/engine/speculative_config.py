@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import Checkpoint
+from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
 from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.registry import heads
@@ -94,7 +94,7 @@ def _drafter_at(model: str, revision: str | None) -> Checkpoint | None:
 
 def _target_of(drafter: Checkpoint, moved: Any) -> str:
     """The target of a drafter that is named alone: where it is now, or where it was."""
-    target = moved or drafter.target
+    target = moved or verifier_of(drafter.values)
     remedy = (
         f"name the target, as in vllm serve TARGET --spec-model {drafter.model}, or in the "
         'speculative config, as in --speculative-config \'{"target": "TARGET"}\''

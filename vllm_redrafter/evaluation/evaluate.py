@@ -138,7 +138,7 @@ def evaluate_shapes(
 
 
 @torch.no_grad()
-def top_accuracy(drafter: DraftHead, target: Any, rows: TextRows, num_steps: int) -> Tensor:
+def _top_accuracy(drafter: DraftHead, target: Any, rows: TextRows, num_steps: int) -> Tensor:
     """[L, RANKS]: how often the text's token is among the drafter's best, teacher-forced.
 
     NaN for a step that no position counts for.
@@ -218,7 +218,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         best=best,
         served=served,
         config=config,
-        accuracy=top_accuracy(drafter, target, rows, max(s.beam_length for s in grid)),
+        accuracy=_top_accuracy(drafter, target, rows, max(s.beam_length for s in grid)),
         acceptance=measure_acceptance(drafter, target, rows, sampled, served),
         with_matches=estimate_acceptance(drafter, target, rows, beside),
         matches_alone=estimate_matches(text, beside, drafter.config.vocab_size),

@@ -17,7 +17,6 @@ from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.offline.llm import (
     EngineRequest,
-    core_in_this_process,
     failures_while,
     memory_arguments,
     run_requests,
@@ -100,24 +99,13 @@ class OfflineEngine:
     """The target in vLLM: a `TargetEngine`; ConfigError where it cannot start."""
 
     def __init__(self, target: Target, settings: GenerationSettings) -> None:
-        self._settings = settings
+        self._settings, self.in_flight = settings, settings.in_flight
         arguments = engine_arguments(target.name, settings)
-        with core_in_this_process():
-            self._llm = start_llm(target.name, **arguments)
-
-    @property
-    def max_model_len(self) -> int:
-        return int(self._llm.llm_engine.model_config.max_model_len)
-
-    @property
-    def advice(self) -> str | None:
-        """How to make it faster, where vLLM computes on the processor and could be."""
-        dtype = self._llm.llm_engine.model_config.dtype
-        return advice_on(dtype) if current_platform.is_cpu() else None
-
-    @property
-    def in_flight(self) -> int:
-        return self._settings.in_flight
+        self._llm = start_llm(target.name, ends_with_this_process=True, **arguments)
+        model = self._llm.llm_engine.model_config
+        self.max_model_len = int(model.max_model_len)
+        # How to make it faster, where vLLM computes on the processor and could be.
+        self.advice = advice_on(model.dtype) if current_platform.is_cpu() else None
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
 

@@ -34,7 +34,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.offline.llm import (
     EngineRequest,
-    core_in_this_process,
     failures_while,
     memory_arguments,
     run_requests,
@@ -96,26 +95,26 @@ class HiddenStatesEngine:
             **extra,
         }
         _check_hands_out_states(target, settings.dtype, extra)
-        with core_in_this_process():
-            self._llm = start_llm(
-                target,
-                dtype=settings.dtype,
-                tensor_parallel_size=settings.engine.tensor_parallel_size,
-                # One token more: vLLM answers every prompt.
-                max_model_len=longest + 1,
-                enable_prefix_caching=False,
-                enable_chunked_prefill=False,
-                speculative_config={
-                    "method": "extract_hidden_states",
-                    "num_speculative_tokens": 1,
-                    "draft_model_config": {
-                        # What goes into the layer behind each.
-                        "hf_config": {"eagle_aux_hidden_state_layer_ids": [*layers]}
-                    },
+        self._llm = start_llm(
+            target,
+            ends_with_this_process=True,
+            dtype=settings.dtype,
+            tensor_parallel_size=settings.engine.tensor_parallel_size,
+            # One token more: vLLM answers every prompt.
+            max_model_len=longest + 1,
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
+            speculative_config={
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {
+                    # What goes into the layer behind each.
+                    "hf_config": {"eagle_aux_hidden_state_layer_ids": [*layers]}
                 },
-                kv_transfer_config=connector,
-                **arguments,
-            )
+            },
+            kv_transfer_config=connector,
+            **arguments,
+        )
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
         params = SamplingParams(

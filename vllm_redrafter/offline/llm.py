@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import psutil
@@ -37,9 +37,10 @@ def start_of(target: str) -> Iterator[None]:
         raise ConfigError(f"vLLM cannot start with target {target!r}: {one_line(error)}") from error
 
 
-def start_llm(target: str, **arguments: Any) -> LLM:
+def start_llm(target: str, ends_with_this_process: bool = False, **arguments: Any) -> LLM:
     """vLLM with the target, a folder or a hub id; ConfigError where it cannot start."""
-    with start_of(target):
+    core = _core_in_this_process() if ends_with_this_process else nullcontext()
+    with start_of(target), core:
         return LLM(model=os.path.expanduser(target), **arguments)
 
 
@@ -56,7 +57,7 @@ def failures_while(doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def core_in_this_process() -> Iterator[None]:
+def _core_in_this_process() -> Iterator[None]:
     """Engines that are started in the body have their core in this process.
 
     A core in a process of its own does not notice when this one is killed: it and its worker

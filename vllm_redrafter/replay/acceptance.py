@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.rows import SomeRows, TextRows
+from vllm_redrafter.data.rows import TextRow, TextRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -68,10 +69,22 @@ def measure_acceptance(
 
     `sampled`, [rows] bool, marks those that were sampled; the others were written greedily.
     """
-    kinds = (
-        SomeRows(rows, of_kind.nonzero().flatten().tolist()) for of_kind in (~sampled, sampled)
-    )
+    kinds = (_SomeRows(rows, of_kind) for of_kind in (~sampled, sampled))
     return PerSampling(*(_measured(drafter, target, some, shape, batch_size) for some in kinds))
+
+
+class _SomeRows:
+    """The marked ones of other rows."""
+
+    def __init__(self, rows: TextRows, marked: Tensor) -> None:
+        self.rows, self.indices = rows, marked.nonzero().flatten().tolist()
+        self.lengths = np.asarray(rows.lengths)[marked.numpy()]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int, /) -> TextRow:
+        return self.rows[self.indices[index]]
 
 
 def _measured(

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from vllm_redrafter.checkpoints.drafter_files import weights_digest
+from vllm_redrafter.checkpoints.drafter_files import weights_path
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
@@ -55,7 +56,12 @@ def resolve(
     config = _settings(job.config, initial, target)
     written = read_all(job.data, target, not job.other_target)
     data = split(written, config.held_out, config.seed, config.block_length)
-    data.check_vocabulary(target.vocab_size)
+    for info in data.infos:
+        if info.vocab_size != target.vocab_size:
+            raise ConfigError(
+                f"the data was written with a vocabulary of {info.vocab_size}, the target has "
+                f"{target.vocab_size}: generate the data again with this target"
+            )
     if initial is None:
         head = _new_head(config, data.rows, target)
     else:
@@ -208,11 +214,23 @@ def _record(job: TrainingJob, config: TrainingConfig, data: TrainingData) -> dic
     record: dict[str, Any] = {
         "settings": {k: v for k, v in settings.items() if k not in NOT_IN_RECORD},
         "speculation": asdict(job.speculation),
-        **data.record(),
+        "data": {"rows": len(data.rows), "tokens": int(data.rows.lengths.sum())},
+        "sources": [
+            {
+                "target": info.target,
+                "target_fingerprint": info.target_fingerprint,
+                "prompts_fingerprint": info.prompts_fingerprint,
+                "conversations": info.num_conversations,
+                "temperature": info.sampling.temperature,
+                "top_p": info.sampling.top_p,
+            }
+            for info in data.infos
+        ],
     }
     if job.hidden_states:
         record["hidden_states"] = "captured"
     for key, drafter in (("initial_drafter", job.initial_drafter), ("added_to", job.add_selector)):
         if drafter is not None:
-            record[key] = {"sha256": weights_digest(drafter)}
+            with weights_path(drafter).open("rb") as weights:
+                record[key] = {"sha256": hashlib.file_digest(weights, "sha256").hexdigest()}
     return record

@@ -16,7 +16,7 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
-from vllm_redrafter.checkpoints.reading import Checkpoint
+from vllm_redrafter.checkpoints.reading import Checkpoint, shape_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.cli.chat.conversation import DRAFTED
 from vllm_redrafter.cli.demo.engine import Decoded, Job, Round, decode_in_vllm
@@ -90,7 +90,7 @@ def run_demo(
         decode, engine, levels, dtype = decode_in_mlx, "mlx-lm", [1], usual_dtype()
     prompts = prompts_of(opened, PROMPTS)
     rounds = [each for level in levels for each in _rounds(level, prompts)]
-    speculation = {"num_speculative_tokens": MAX_NODES, **checkpoint.shape}
+    speculation = {"num_speculative_tokens": MAX_NODES, **shape_of(checkpoint.values)}
     speculation["model"] = os.path.expanduser(checkpoint.model)
     plain, drafted = (
         _timed(

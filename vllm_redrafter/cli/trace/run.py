@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
-from vllm_redrafter.checkpoints.reading import Checkpoint
+from vllm_redrafter.checkpoints.reading import Checkpoint, shape_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.cli.demo.smollm2 import MAX_NODES, NAME
 from vllm_redrafter.data.chat_template import ChatTemplate
@@ -43,7 +43,7 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
 
-    speculation = {"num_speculative_tokens": MAX_NODES, **checkpoint.shape}
+    speculation = {"num_speculative_tokens": MAX_NODES, **shape_of(checkpoint.values)}
     speculation["model"] = os.path.expanduser(checkpoint.model)
     dtype = str(fast_dtype()).removeprefix("torch.")
     llm = start_recordable(target, speculation, dtype, len(tokens), max_tokens)
