@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every limit of the two configurations, and what the errors say."""
+"""Limits of the two configurations and what the errors say; what a draft vocabulary means."""
 
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.heads.recurrent import RecurrentConfig
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.selector import SelectorConfig
+from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.utils.errors import ConfigError
 
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 8, "exit_dim": 16}
@@ -100,3 +103,44 @@ def test_a_large_draft_vocabulary_is_advised_against() -> None:
     assert RecurrentConfig(65_535, 8, 8).advice is None
     assert RecurrentConfig(65_536, 8, 8).advice is not None
     assert RecurrentConfig(65_536, 8, 8, selector=SelectorConfig(4, 2)).advice is None
+
+
+VOCAB, HIDDEN = 40, 8
+KEPT = torch.tensor([3, 4, 9, 17, 18, 30, 39])
+
+
+class Forbidding(nn.Linear):
+    """The last layer of the whole vocabulary, with -inf for all tokens but the kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        allowed = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, KEPT, True)
+        return super().forward(x).masked_fill(~allowed, -torch.inf)
+
+
+@torch.no_grad()
+def test_the_search_is_that_of_a_drafter_that_is_forbidden_the_other_tokens() -> None:
+    torch.manual_seed(0)
+    reduced = RecurrentHead(
+        RecurrentConfig(VOCAB, HIDDEN, exit_dim=6, draft_vocab_size=len(KEPT))
+    ).eval()
+    reduced.keep_tokens(KEPT)
+    weights = reduced.state_dict()
+    kept_rows = weights.pop("lm_head.1.weight")
+    del weights["d2t"]
+    whole = RecurrentHead(RecurrentConfig(VOCAB, HIDDEN, exit_dim=6)).eval()
+    whole.load_state_dict(weights, strict=False)
+    whole.lm_head[-1] = Forbidding(6, VOCAB, bias=False)
+    whole.lm_head[-1].weight[KEPT] = kept_rows
+
+    embed, hidden, roots = (
+        nn.Embedding(VOCAB, HIDDEN),
+        torch.randn(5, HIDDEN),
+        torch.randint(VOCAB, (5,)),
+    )
+    found, expected = (
+        beam_search(drafter, embed, hidden, roots, beam_width=4, beam_length=3)
+        for drafter in (reduced, whole)
+    )
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.isin(found.tokens, KEPT).all()
+    torch.testing.assert_close(found.log_probs, expected.log_probs)

@@ -47,34 +47,19 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def untrained(vocab: int | None = None) -> RecurrentHead:
+def untrained() -> RecurrentHead:
     torch.manual_seed(0)
-    config = RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=32, draft_vocab_size=vocab)
-    return RecurrentHead(config)
+    return RecurrentHead(RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=32))
 
 
-def trainer(
-    drafter: DraftHead,
-    output: Path | None = None,
-    text: ListRows | None = None,
-    record: dict[str, Any] | None = None,
-    **settings: Any,
-) -> Trainer:
-    config = TrainingConfig(**{**SETTINGS, **settings})
-    quiet = Console(file=io.StringIO())
-    text = rows() if text is None else text
+def trainer(drafter: DraftHead, output: Path | None = None, **settings: Any) -> Trainer:
+    config, text = TrainingConfig(**SETTINGS | settings), rows()
     accelerator = make_accelerator(config.precision)
-    return Trainer(
-        drafter,
-        CycleTarget(),
-        text,
-        rows(),
-        loop_plan(config, SPECULATION, text, drafter.config, accelerator.num_processes),
-        accelerator,
-        None if output is None else Checkpoints(output),
-        record,
-        quiet,
-    )
+    loop = loop_plan(config, SPECULATION, text, drafter.config, accelerator.num_processes)
+    checkpoints = None if output is None else Checkpoints(output)
+    console = Console(file=io.StringIO())
+    given = drafter, CycleTarget(), text, rows(), loop, accelerator, checkpoints
+    return Trainer(*given, console=console)
 
 
 @pytest.mark.parametrize("kl_weight", [1, 0.5, 0])
@@ -121,19 +106,20 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path: Pat
     assert all(parameter.isfinite().all() for parameter in saved.parameters())
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    run = trainer(untrained(), tmp_path, max_steps=4, save_every=2)
-    save, limits = run.checkpoints.save, resource.getrlimit(resource.RLIMIT_FSIZE)  # type: ignore[union-attr]
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, limits = Checkpoints.save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def save_on_a_full_disk(drafter: Any, optimizer: Any, progress: Any) -> Path:
+    def save_on_a_full_disk(checkpoints: Any, drafter: Any, optimizer: Any, progress: Any) -> Path:
         if progress.step == 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-        return save(drafter, optimizer, progress)
+        return save(checkpoints, drafter, optimizer, progress)
 
-    run.checkpoints.save = save_on_a_full_disk  # type: ignore[union-attr, method-assign]
+    monkeypatch.setattr(Checkpoints, "save", save_on_a_full_disk)
     try:
         with pytest.raises(TrainingError, match=r"could not be written.*step-00000002 is the last"):
-            run.run()
+            trainer(untrained(), tmp_path, max_steps=4, save_every=2).run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert Checkpoints(tmp_path).newest().step == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that the chat starts: it answers, fails aloud, does not hear Ctrl-C, and ends."""
+"""What is said, shown and remembered, and the server that the chat starts."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,9 +19,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from redrafter_testing import process_trees
-from redrafter_testing.engines.fake_chat import Typed
+from redrafter_testing.engines.fake_chat import FakeClient, Typed, chunk, gone, refused
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.cli.chat.conversation import Conversation
 from vllm_redrafter.cli.chat.run import chat, own_server, serve_and_chat
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.utils.errors import ConfigError
@@ -120,3 +122,73 @@ def test_a_url_without_a_server_and_one_beside_a_drafter_are_refused() -> None:
         chat(url, None, ChatSettings())
     result = CliRunner().invoke(app, ["chat", "drafter", "--url", url])
     assert result.exit_code == 1 and "leave either out" in result.output
+
+
+def talk(
+    answers: list[Any], *said: str, settings: ChatSettings | None = None
+) -> tuple[FakeClient, str]:
+    """The client behind a conversation of these messages, and what the terminal got."""
+    console, client = Typed(said), FakeClient(answers)
+    Conversation(client, "target", settings or ChatSettings(), console).converse(console.input)
+    return client, console.shown()
+
+
+def contents(client: FakeClient, number: int) -> list[str]:
+    """The messages of a request."""
+    return [message["content"] for message in client.asked[number]["messages"]]
+
+
+def tinted(shown: str) -> list[str]:
+    return re.findall(r"\x1b\[32m(.*?)\x1b\[0m", shown)
+
+
+def test_accepted_tokens_are_tinted_and_the_targets_own_are_not() -> None:
+    client, shown = talk([[["val"], ["ue", " list", " name"], ["s"]]], "hello")
+    assert tinted(shown) == ["ue list"]
+    assert "value list names" in re.sub(r"\x1b\[\d+m", "", shown)
+    assert client.closed == 1
+
+
+def test_drafted_tokens_are_tinted_where_the_targets_own_shows_nothing_yet() -> None:
+    step = chunk(" list", [" list", "\ufffd"])  # a character that the next step completes
+    _, shown = talk([[["value"], step, chunk("€", ["€"])]], "hello")
+    assert tinted(shown) == [" list"]
+
+
+def test_rates_leave_the_prompts_step_out() -> None:
+    _, shown = talk([[["value"], [" a", " b", " c"], [" d"]]], "hello")
+    assert re.search(r"5 tokens, [\d.]+ per second, 2.00 per step", shown)
+
+
+def test_without_a_drafter_nothing_is_said_of_steps() -> None:
+    _, shown = talk([[chunk("value"), chunk(" list")]], "hello")
+    assert not tinted(shown) and re.search(r"2 tokens, [\d.]+ per second\x1b", shown)
+
+
+def test_an_answer_goes_into_the_next_messages_context_until_new_forgets_it() -> None:
+    settings = ChatSettings(system_prompt="be brief", temperature=0.0, max_tokens=7)
+    answers = [[["value"]], [["name"]], [["list"]]]
+    client, _ = talk(answers, "hello", "", "again", "/new", "other", settings=settings)
+    assert contents(client, 1) == ["be brief", "hello", "value", "again"]
+    assert contents(client, 2) == ["be brief", "other"]
+    assert (client.asked[0]["temperature"], client.asked[0]["max_tokens"]) == (0.0, 7)
+
+
+def test_ctrl_c_ends_the_answer_and_what_was_said_counts() -> None:
+    client, shown = talk([[["value"], KeyboardInterrupt()], [["name"]]], "hello", "again")
+    assert client.closed == 2
+    assert contents(client, 1) == ["hello", "value", "again"]
+    assert "…" in shown
+
+
+def test_a_refused_message_is_said_and_not_remembered() -> None:
+    answers = [refused("the prompt is too long"), [["name"]]]
+    client, shown = talk(answers, "hello", "value \ud83d", "again")
+    assert "refused: the prompt is too long" in shown
+    assert r"refused: '\ud83d' is half of a character" in shown
+    assert contents(client, 1) == ["again"]
+
+
+def test_a_server_that_is_gone_ends_the_chat() -> None:
+    with pytest.raises(ConfigError, match="the server does not answer any more"):
+        talk([gone()], "hello")
