@@ -74,16 +74,15 @@ def arrows(modules: Mapping[str, str]) -> dict[str, set[str]]:
     return found
 
 
+ROOMS = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+"""The floor of each, counted from the top."""
+
+
 def room(module: str) -> str:
     """Where a module belongs."""
-    rooms = [r for floor in FLOORS for r in floor if f"{module}.".startswith(f"{r}.")]
+    rooms = [room for room in ROOMS if f"{module}.".startswith(f"{room}.")]
     assert rooms, f"{module} is in no room: give it one in FLOORS"
     return max(rooms, key=len)
-
-
-def floor(room: str) -> int:
-    """Of a room, counted from the top."""
-    return next(i for i, rooms in enumerate(FLOORS) if room in rooms)
 
 
 def running_up(modules: Mapping[str, str]) -> list[str]:
@@ -92,7 +91,7 @@ def running_up(modules: Mapping[str, str]) -> list[str]:
         f"{module} imports {other}"
         for module, others in arrows(modules).items()
         for other in sorted(others)
-        if room(module) != room(other) and floor(room(module)) >= floor(room(other))
+        if room(module) != room(other) and ROOMS[room(module)] >= ROOMS[room(other)]
     ]
 
 
@@ -146,20 +145,16 @@ def test_at_most_sixteen_rooms_and_modules_stand_at_the_top() -> None:
 
 
 def test_every_room_has_a_module() -> None:
-    assert {room(module) for module in MODULES} == {room for floor in FLOORS for room in floor}
+    assert {room(module) for module in MODULES} == ROOMS.keys()
 
 
-@pytest.mark.parametrize(
-    ("module", "line", "found"),
-    [
+def test_a_planted_import_that_runs_up_is_found() -> None:
+    for module, line, found in (
         ("engine.embedding", "from vllm_redrafter.plugin import register", "plugin"),
         ("training.run", "def f():\n    import vllm_redrafter.offline.llm", "offline.llm"),
-    ],
-    ids=["up", "inside a function"],
-)
-def test_a_planted_import_that_runs_up_is_found(module: str, line: str, found: str) -> None:
-    planted = MODULES | {module: f"{MODULES[module]}\n\n{line}\n"}
-    assert running_up(planted) == [f"{module} imports {found}"]
+    ):
+        planted = MODULES | {module: f"{MODULES[module]}\n\n{line}\n"}
+        assert running_up(planted) == [f"{module} imports {found}"]
 
 
 def test_a_planted_import_of_what_imports_numba_and_a_planted_circle_are_found() -> None:

@@ -77,15 +77,13 @@ class Run:
     """`generate_data` with servers, and what it says."""
 
     def __init__(self, target: Path, output: Path) -> None:
-        self.target, self.output = target, output
-        self._said = io.StringIO()
+        self.target, self.output, self._said = target, output, io.StringIO()
 
     def __call__(self, *servers: FakeServer, seconds: float = 20.0) -> GenerationSummary:
-        console = Console(file=self._said, width=1000)
+        console, limits = Console(file=self._said, width=1000), EndpointSettings(None, seconds)
+        addresses = [server.address for server in servers]
 
         def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
-            addresses = [server.address for server in servers]
-            limits = EndpointSettings(request_timeout=seconds)
             return EndpointEngine(addresses, target, settings, limits, self.output, console)
 
         return generate_data(str(self.target), PROMPTS, self.output, start, SETTINGS, console)

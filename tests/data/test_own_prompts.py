@@ -127,12 +127,8 @@ def test_a_file_is_continued_to_the_same_prompts_and_by_the_same_settings_alone(
     whole = output.read_bytes()
     assert whole == (tmp_path / "whole.jsonl").read_bytes()
     assert run(target, output) == (PromptSummary(found=30), [])
-    for change, message in (
-        ({"target": TargetSettings(seed=1)}, "seed: 0, not 1"),
-        ({"system_prompt": "name"}, "system_prompt: None, not 'name'"),
-    ):
-        with pytest.raises(ConfigError, match=rf"made with other settings.*{message}"):
-            run(target, output, replace(SETTINGS, num=40, **change))
+    with pytest.raises(ConfigError, match=r"made with other settings.*seed: 0, not 1"):
+        run(target, output, replace(SETTINGS, num=40, target=TargetSettings(seed=1)))
     assert output.read_bytes() == whole
     summary, _ = run(target, output, replace(SETTINGS, num=35))
     assert summary is not None and summary.prompts == 5

@@ -74,9 +74,8 @@ def test_a_folder_is_read_by_its_name_and_no_other_is(
 def test_of_files_with_other_columns_is_said_what_to_do(tmp_path: Path) -> None:
     write(tmp_path / "train-0.parquet", [{"prompt": "One?"}])
     write(tmp_path / "train-1.parquet", [{"text": 7, "id": 1.5}])
-    with pytest.raises(
-        ConfigError, match=r"\(.*files with other columns .* one at a time\)"
-    ) as error:
+    message = r"\(.*files with other columns .* one at a time\)"
+    with pytest.raises(ConfigError, match=message) as error:
         read_prompts(str(tmp_path))
     assert "\n" not in str(error.value) and "vllm-redrafter-" not in str(error.value)
 

@@ -26,6 +26,8 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.utils.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 
 def test_the_grid_has_the_shapes_that_a_search_can_fill() -> None:
     sizes = (2, 1, 2), (2, 3, 2), (6, 3, 2)
@@ -70,7 +72,6 @@ def test_text_without_answers_cannot_be_evaluated() -> None:
         evaluate_shapes(drafter, CycleTarget(), prompts, grid, EvaluationConfig())
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
     run(job(target, data, drafter))
@@ -101,7 +102,6 @@ def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Pa
     assert f"without a drafter: {alone:.2f}." in printed
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_evaluate_records_the_shape_that_it_recommends(
     target: Path, data: Path, tmp_path: Path
 ) -> None:

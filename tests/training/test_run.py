@@ -94,7 +94,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights(
 ) -> None:
     """kill -9 anywhere, and the same command with --resume."""
     settings = ["--max-steps=60", "--save-every=5"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}
 
     def command(output: Path, *more: str) -> list[str]:
         program = [sys.executable, "-m", "vllm_redrafter"]
@@ -202,7 +202,6 @@ def test_what_does_not_go_together_is_refused_before_weights_are_loaded(
         resolve(asked(bare, data, **settings), (2, "cpu"))
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_dry_run_prints_the_plan(target: Path, data: Path, tmp_path: Path) -> None:
     sizes = ["--batch-size=2", "--micro-batch-size=2", "--block-length=64", "--unroll-steps=3"]
     command = ["train", str(target), f"--data={data}", f"--output={tmp_path / 'out'}"]
