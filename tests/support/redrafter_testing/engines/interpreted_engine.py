@@ -72,21 +72,10 @@ def fork_processes() -> None:
 
 
 def settle_worker(worker: Any) -> None:
-    """Replace kernels of vLLM's, which are not what is tested, by PyTorch; mend its experts.
+    """Replace parts of vLLM that are not what is tested."""
+    from redrafter_testing.gpu import replaced_parts
 
-    Top-k and top-p fail under the interpreter ('int' object has no attribute 'to'). The KV cache's
-    update and sampling are programs per token, which are slow under it.
-    """
-    from vllm.v1.attention.backends import triton_attn
-    from vllm.v1.sample.ops import topk_topp_sampler
-
-    from redrafter_testing.gpu import parallel_experts, torch_kv_cache, torch_sampling, triton_mamba
-
-    topk_topp_sampler.HAS_TRITON = False
-    triton_attn.triton_reshape_and_cache_flash = torch_kv_cache.reshape_and_cache_flash
-    torch_sampling.use()
-    parallel_experts.use()
-    triton_mamba.use()
+    replaced_parts.use()
 
 
 def use_triton_attention() -> None:

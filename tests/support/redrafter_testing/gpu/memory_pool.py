@@ -25,8 +25,8 @@ class MemoryPool(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
-        self.add(tensor for tensor in _tensors(result) if _memory(tensor) not in given)
+        given = {memory_of(tensor) for tensor in tensors_in((args, kwargs))}
+        self.add(tensor for tensor in tensors_in(result) if memory_of(tensor) not in given)
         return result
 
     @property
@@ -36,7 +36,7 @@ class MemoryPool(TorchDispatchMode):
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tensors that are in the pool besides."""
-        self._allocated.update((_memory(tensor), tensor.detach()) for tensor in tensors)
+        self._allocated.update((memory_of(tensor), tensor.detach()) for tensor in tensors)
 
     def discard(self) -> None:
         """Fill what was allocated with NaN, or with integers of no meaning."""
@@ -45,12 +45,14 @@ class MemoryPool(TorchDispatchMode):
                 tensor.fill_(torch.nan if tensor.is_floating_point() else 77)
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Those of them that have memory."""
     leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
     return [leaf for leaf in leaves if leaf.numel() and leaf.device.type != "meta"]
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
+    """The address of its storage."""
     return tensor.untyped_storage().data_ptr()
 
 

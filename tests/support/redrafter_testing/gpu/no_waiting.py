@@ -43,6 +43,19 @@ def why_it_waits(operation: str, args: tuple[Any, ...]) -> str | None:
     return None
 
 
+@contextmanager
+def host_methods(method_of: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+    """In the body, tensors have these methods in place of HOST_METHODS."""
+    before = {name: getattr(torch.Tensor, name) for name in HOST_METHODS}
+    for name in before:
+        setattr(torch.Tensor, name, method_of(name))
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(torch.Tensor, name, method)
+
+
 class NoWaiting(TorchDispatchMode):
     """While entered, `found` collects what would wait, each as a name and where it was called."""
 
@@ -65,27 +78,14 @@ class NoWaiting(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """The body is watched."""
-        for name in HOST_METHODS:
-            setattr(torch.Tensor, name, self._noticed(name))
-        try:
-            with self:
-                yield
-        finally:
-            for name in HOST_METHODS:
-                setattr(torch.Tensor, name, ORIGINALS[name])
+        with host_methods(self._noticed), self:
+            yield
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """Inside `watching`: the body is not."""
-        watched = {name: getattr(torch.Tensor, name) for name in HOST_METHODS}
-        for name in HOST_METHODS:
-            setattr(torch.Tensor, name, ORIGINALS[name])
-        try:
-            with _disable_current_modes():
-                yield
-        finally:
-            for name in HOST_METHODS:
-                setattr(torch.Tensor, name, watched[name])
+        with host_methods(ORIGINALS.__getitem__), _disable_current_modes():
+            yield
 
     def _noticed(self, name: str) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -24,9 +24,9 @@ from weakref import WeakSet
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from redrafter_testing.gpu import no_waiting
+from redrafter_testing.gpu.memory_pool import memory_of, tensors_in
 from vllm_redrafter.utils.patching import patched
 
 FROM_HOST = ("aten.lift_fresh",)
@@ -42,7 +42,6 @@ for_good = ExitStack()
 
 replayed: Counter[str] = Counter()
 """How many replays there were, by what made the graph: "model", "piece" or "draft"."""
-
 
 profiled: dict[str, list[int]] = {"logits": [], "freed": []}
 
@@ -67,8 +66,8 @@ class Recording(TorchDispatchMode):
             raise RuntimeError(f"{refused}, while a graph is captured")
         result = func(*args, **kwargs)
         # By memory, not by the operation's schema, which does not tell of all views.
-        known = {_memory(tensor) for tensor in _tensors((args, kwargs))}
-        fresh = [tensor for tensor in _tensors(result) if _memory(tensor) not in known]
+        known = {memory_of(tensor) for tensor in tensors_in((args, kwargs))}
+        fresh = [tensor for tensor in tensors_in(result) if memory_of(tensor) not in known]
         self.allocated += fresh
         if name.startswith(EMPTY) or not (fresh or func._schema.is_mutable):
             return result  # memory alone, or a view
@@ -89,20 +88,11 @@ def _run_again(
     result = func(*args, **kwargs)
     if not fresh:
         return
-    again = _tensors(result)
+    again = tensors_in(result)
     assert len(again) == len(fresh), f"{func} writes and allocates: not known how to replay"
     for tensor, value in zip(fresh, again, strict=True):
         assert tensor.shape == value.shape, f"{func}: a shape that depends on values"
         tensor.copy_(value)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-    return [leaf for leaf in leaves if leaf.numel()]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _spoil(tensor: torch.Tensor) -> None:
@@ -129,16 +119,13 @@ class RecordedGraph:
     def capture_begin(self, pool: Any = None, **_: Any) -> None:
         assert RecordedGraph.capturing is None, "captures cannot be nested"
         self._recording = RecordedGraph.capturing = Recording()
-        for name in no_waiting.HOST_METHODS:
-            setattr(torch.Tensor, name, _refused(name))
-        self._recording.__enter__()
+        self._entered = ExitStack()
+        self._entered.enter_context(no_waiting.host_methods(_refused))
+        self._entered.enter_context(self._recording)
 
     def capture_end(self) -> None:
-        assert self._recording is not None
-        self._recording.__exit__(None, None, None)
+        self._entered.close()
         RecordedGraph.capturing = None
-        for name in no_waiting.HOST_METHODS:
-            setattr(torch.Tensor, name, no_waiting.ORIGINALS[name])
 
     @torch.inference_mode()
     def replay(self) -> None:
@@ -188,22 +175,10 @@ def as_one_node(function: Callable[..., None]) -> Callable[..., None]:
         if recording is None:
             function(*args, **kwargs)
             return
-        with _host_methods_allowed():
+        with no_waiting.host_methods(no_waiting.ORIGINALS.__getitem__):
             recording.add(lambda: function(*args, **kwargs))
 
     return call
-
-
-@contextmanager
-def _host_methods_allowed() -> Iterator[None]:
-    refused = {name: getattr(torch.Tensor, name) for name in no_waiting.HOST_METHODS}
-    for name in refused:
-        setattr(torch.Tensor, name, no_waiting.ORIGINALS[name])
-    try:
-        yield
-    finally:
-        for name, method in refused.items():
-            setattr(torch.Tensor, name, method)
 
 
 @contextmanager
@@ -226,7 +201,6 @@ def graphs_recorded() -> Iterator[None]:
 
 
 # In an engine's process
-
 
 split: Counter[int] = Counter()
 """How often so many parts were planned in this process."""

@@ -71,12 +71,12 @@ def use(put: Callable[[Any, str, Any], None] = setattr) -> None:
     and the platform; `put` may undo what it sets."""
     from vllm.v1.attention.backends import flash_attn
 
-    from redrafter_testing.gpu import torch_kv_cache
+    from redrafter_testing.gpu import replaced_parts
     from vllm_redrafter.engine.cuda import flash_attention
 
     # vLLM imports these on GPUs only.
     put(flash_attn, "flash_attn_varlen_func", flash_attn_varlen_func)
-    put(flash_attn, "reshape_and_cache_flash", torch_kv_cache.reshape_and_cache_flash)
+    put(flash_attn, "reshape_and_cache_flash", replaced_parts.reshape_and_cache_flash)
     put(flash_attn, "get_flash_attn_version", lambda **_: 3)
     put(flash_attn, "flash_attn_supports_sinks", lambda: True)
     put(flash_attention, "obstacles", lambda layer, dtype: iter(()))
