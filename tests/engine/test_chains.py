@@ -2,19 +2,23 @@
 """Targets that no tree can be verified on are known by what they are, and the log says why."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redrafter_testing.engines import cpu_engine, interpreted_engine, layers_of_other_backends
-from redrafter_testing.engines.start_messages import start_messages
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.engines.layers_of_other_backends import chunked_attention
 from redrafter_testing.models.families.without_trees import (
-    CHAINED,
+    CHAINS_ALONE,
     HIDDEN,
     REFUSED,
     REFUSED_ON_CPUS,
     VOCAB,
+    start_messages,
 )
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.requests import few_tokens
@@ -22,47 +26,45 @@ from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
-ENGINES = pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param((cpu_engine, cpu_engine.cpu_engine), id="cpu"),
-        pytest.param((interpreted_engine, interpreted_engine.interpreted_engine), id="v2"),
-    ],
-)
+Plain = tuple[Any, Engine]
 
 
-@ENGINES
-def test_before_any_process_starts(engine: tuple[Any, Any], tmp_path: Path) -> None:
-    module, _ = engine
-    families = (*CHAINED, *REFUSED)
+@pytest.fixture(scope="module", params=[cpu_engine, interpreted_engine], ids=["cpu", "v2"])
+def plain(request: pytest.FixtureRequest, few_tokens_target: Path) -> Iterator[Plain]:
+    """How an engine is started, and one without speculation, all of whose layers see chunks."""
+    start = request.param
+    with start(few_tokens_target, setup=chunked_attention, skip_tokenizer_init=True) as llm:
+        yield start, llm
+
+
+def test_before_any_process_starts(plain: Plain, tmp_path: Path) -> None:
+    start, llm = plain
+    families = (*CHAINS_ALONE, *REFUSED)
     targets = [family.make(tmp_path / family.architecture) for family in families]
     drafter = make_drafter(tmp_path / "drafter", VOCAB, HIDDEN)
-    said = start_messages(module.SERVER, module.ENVIRONMENT, targets, drafter)
+    said = llm.call(start_messages, targets, drafter)
     for family, message in zip(families, said, strict=True):
         expected = f"^ReDrafter verifies chains on this target: {family.message}"
         refused = family.message if family in REFUSED else None
-        if module is cpu_engine:
+        if start is cpu_engine:
             refused = REFUSED_ON_CPUS.get(family.message, refused)
         if refused is not None:
             expected = f"{refused}.*; leave the speculative config out to run it$"
         assert re.search(expected, message), f"{family.architecture}: {message!r}"
 
 
-@ENGINES
 def test_layers_of_the_loaded_target_that_read_no_trees_get_chains(
-    engine: tuple[Any, Any], few_tokens_target: Path, few_tokens_drafter: Path
+    plain: Plain, few_tokens_target: Path, few_tokens_drafter: Path
 ) -> None:
-    _, start = engine
-    change = layers_of_other_backends.chunked_attention  # derived from our backend
+    """Chunked attention's backend is derived from ours."""
+    start, undrafted = plain
     speculative = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
     asked = few_tokens.requests("greedy", count=4)
-    with start(few_tokens_target, setup=change, skip_tokenizer_init=True) as plain:
-        expected = single_tokens_of(plain.run(asked))
     with start(
         few_tokens_target,
-        setup=change,
+        setup=chunked_attention,
         skip_tokenizer_init=True,
         speculative_config={**speculative, "adaptive": False},
     ) as llm:
-        assert single_tokens_of(llm.run(asked)) == expected
+        assert single_tokens_of(llm.run(asked)) == single_tokens_of(undrafted.run(asked))
         assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 0

@@ -2,7 +2,9 @@
 """Heads other than Apple's, one of another package among them, served by both engines."""
 
 import runpy
+import site
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +12,10 @@ from unittest.mock import patch
 
 import pytest
 
-from redrafter_testing.engines import installed_head
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
-from redrafter_testing.models.tiny_models import make_gated, make_medusa
+from redrafter_testing.models.tiny_models import make_medusa, make_reciting
 from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
@@ -26,10 +27,10 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
 class Head(NamedTuple):
-    """A checkpoint, and what has to be on the path for its head to be found."""
+    """A checkpoint, and what puts its head on an engine's path."""
 
     checkpoint: Path
-    paths: list[str]
+    setup: list[Callable[[], object]]
 
 
 @pytest.fixture(scope="module", params=["medusa", "gated", "bigram"])
@@ -45,11 +46,17 @@ def head(
     if request.param == "gated":
         asked = few_tokens.requests("greedy").prompts
         rows = list(map(answered, asked, few_tokens_plain["greedy"]))
-        return Head(make_gated(folder, few_tokens_target, rows, target_layers=(1,)), [])
+        return Head(make_reciting(folder, few_tokens_target, rows, target_layers=(1,)), [])
     with patch.object(sys, "argv", ["bigram_head.py", str(few_tokens_target), str(folder)]):
         runpy.run_path(str(EXAMPLES / "bigram_head.py"), run_name="__main__")
-    installed = installed_head.install(folder / "site", "bigram", "bigram_head:BigramHead")
-    return Head(folder, [str(installed), str(EXAMPLES)])
+    # What an installer writes for a package whose entry point is a head.
+    installed = folder / "site" / "bigram-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: bigram\nVersion: 1.0\n")
+    head = "[vllm_redrafter.heads]\nbigram = bigram_head:BigramHead\n"
+    (installed / "entry_points.txt").write_text(head)
+    paths = installed.parent, EXAMPLES
+    return Head(folder, [partial(site.addsitedir, str(path)) for path in paths])
 
 
 def test_the_cpu_engine_s_output_equals_plain(
@@ -57,7 +64,7 @@ def test_the_cpu_engine_s_output_equals_plain(
 ) -> None:
     with cpu_engine(
         few_tokens_target,
-        setup=partial(installed_head.start, head.paths),
+        setup=head.setup,
         skip_tokenizer_init=True,
         speculative_config={
             "model": str(head.checkpoint),
@@ -77,7 +84,7 @@ def test_the_v2_engine_s_output_from_graphs_equals_plain(
     count = 2
     with interpreted_engine(
         few_tokens_target,
-        setup=partial(installed_head.start, head.paths, graphs=(1, 2, 5, 10)),
+        setup=[*head.setup, partial(recorded_graphs.use, (1, 2, 5, 10))],
         skip_tokenizer_init=True,
         enforce_eager=False,
         compilation_config={"mode": 0},

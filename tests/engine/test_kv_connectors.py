@@ -12,8 +12,9 @@ from vllm import SamplingParams
 
 from redrafter_testing.engines import kv_connectors
 from redrafter_testing.engines.cpu_engine import cpu_engine
-from redrafter_testing.engines.forked_engine import Engine
-from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.engines.forked_engine import Engine, Setup
+from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
+from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
@@ -32,9 +33,9 @@ PROMPT_BLOCKS = 5
 Kind = Callable[..., Any]
 """One of our two engines, and plain vLLM on the same model runner."""
 CPU: Kind = functools.partial(cpu_engine, setup=kv_connectors.use, skip_tokenizer_init=True)
-V2: Kind = functools.partial(
-    interpreted_engine, setup=kv_connectors.use_v2, skip_tokenizer_init=True
-)
+AS_OURS = (kv_connectors.use, use_triton_attention)
+"""Plain engines keep their cache as ours do."""
+V2: Kind = functools.partial(interpreted_engine, setup=AS_OURS, skip_tokenizer_init=True)
 
 
 def opening(sampling: str) -> Workload:
@@ -80,12 +81,12 @@ def undrafted(few_tokens_target: Path) -> Callable[[Kind], Undrafted]:
 
 @pytest.mark.parametrize(
     ("kind", "setup"),
-    [(CPU, kv_connectors.use), (V2, kv_connectors.use_v2_with_async_scheduling)],
+    [(CPU, kv_connectors.use), (V2, (schedule_asynchronously, *AS_OURS))],
     ids=["cpu", "v2, asynchronous"],
 )
 def test_offloading_with_eviction_return_and_preemption(
     kind: Kind,
-    setup: Callable[[], None],
+    setup: Setup,
     few_tokens_target: Path,
     few_tokens_drafter: Path,
     undrafted: Callable[[Kind], Undrafted],

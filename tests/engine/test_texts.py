@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuations are looked for in a request's own text alone, whatever its row held before."""
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_rows_of_tokens_embeddings_preempted_and_aborted_requests_hold_their_own
     ) as llm:
         llm.rpc(record)
         answers = llm.call(searched_texts.run_all_kinds, 24, few_tokens.VOCAB, few_tokens.HIDDEN)
-        (searched,) = llm.rpc(searched_texts.searched)
+        (searched,) = llm.rpc(attrgetter("searched"))
         assert llm.counter("vllm:num_preemptions") > 0
     kinds = set()
     for request, text in searched:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines import budgets, forced_budget
+from redrafter_testing.engines import budgets, inside_cpu_worker
 from redrafter_testing.engines.cpu_engine import cpu_engine, measure_briefly
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
@@ -58,7 +58,7 @@ def test_on_cpu(tmp_path: Path) -> None:
         speculative_config=speculative(tmp_path / "drafter"),
         **arguments,
     ) as llm:
-        llm.rpc(forced_budget.force, forced_budget.RandomPlanner)
+        llm.rpc(inside_cpu_worker.force, inside_cpu_worker.RandomPlanner)
         assert llm.run(asked) == expected
         assert llm.run(one_of(asked)) == expected_of_one
         check_counters(llm, accepted=20)

@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from redrafter_testing.models.families.without_trees import CHAINED
+from redrafter_testing.models.families.without_trees import CHAINS_ALONE
 from redrafter_testing.models.tiny_models import MAX_LENGTH
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
@@ -118,7 +118,7 @@ def run(asked: TrainingJob) -> Any:
 
 
 def test_a_target_whose_class_hands_out_no_states_is_refused(tmp_path: Path) -> None:
-    (family,) = (f for f in CHAINED if f.architecture == "GraniteMoeHybridForCausalLM")
+    (family,) = (f for f in CHAINS_ALONE if f.architecture == "JambaForCausalLM")
     target = family.make(tmp_path / "target")
     with pytest.raises(
         ConfigError, match=r"^capture: .*is no SupportsEagle3\); train without --hid"

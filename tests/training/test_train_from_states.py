@@ -45,7 +45,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def states(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states") / "float32"
-    return write_states_of(folder, target, data, torch.float32)
+    return write_states_of(folder, target, data)
 
 
 def job(target: Path, data: Path, output: Path, *states: Path, **settings: Any) -> TrainingJob:
@@ -144,7 +144,7 @@ def test_states_that_do_not_belong_to_the_data_are_refused(
     refused(r"none is of the data that .* \(6 conversations\)", both)
     twice = replace(both, hidden_states=(states, states))
     refused("of the same data as another folder", twice)
-    other_states = write_states_of(tmp_path / "layers", target, other, torch.float32, layers=())
+    other_states = write_states_of(tmp_path / "layers", target, other, layers="none")
     refused(
         r"layers 1, 2 were captured: .* --target-layers 1,2, or",
         job(target, other, out, other_states),

@@ -14,17 +14,32 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.gpu import kernel_names
-
-LIMITS = {
-    "sm_80": 166_912,
-    "sm_86": 101_376,
-    "sm_89": 101_376,
-    "sm_90": 232_448,
-    "sm_100": 232_448,
-    "sm_120": 101_376,
+AROUND_ATTENTION = {
+    "_stage_trees",
+    "_add_depths",
+    "_accept_path",
+    "_compact",
+    "_select_nodes",
+    "_finish_trees",
 }
-"""Bytes of shared memory per thread block: CUDA C++ Programming Guide, technical specifications."""
+DRAFT = {
+    "keep_top",
+    "_merge_top",
+    "_merge_depths",
+    "_rank_candidates",
+    "_gather_dot",
+    "_grow_beams",
+    "_draft_layer",
+    "_gated_cell",
+    "_scale_normed",
+    "_observe_nodes",
+    "_add_sums",
+    "_rank_places",
+    "_follow_places",
+    "_join_matches",
+    "_observe_matches",
+}
+"""Kernels that a decoding step launches."""
 
 MATRIX = {"sm_90": "wgmma", "sm_100": "tcgen05"}
 """What multiplies 64 rows of bf16 or fp8; mma.sync elsewhere."""
@@ -64,7 +79,7 @@ def compile_all() -> dict[str, Any]:
         compile_for_amd,
         compile_launches,
     )
-    from redrafter_testing.gpu.kernel_launches import DRAFT, Attention, step_cases
+    from redrafter_testing.gpu.kernel_launches import DRAFTS, Attention, step_cases
 
     def compiled(architecture: str, launch: Any) -> list[dict[str, Any]]:
         return [asdict(k) for k in compile_launches(ARCHITECTURES[architecture], launch)]
@@ -74,9 +89,9 @@ def compile_all() -> dict[str, Any]:
         for architecture, names in ATTENTION.items()
     }
     steps = dict(step_cases())
-    found["draft"] = {a: [k for launch in DRAFT for k in compiled(a, launch)] for a in OF_DRAFTS}
+    found["draft"] = {a: [k for launch in DRAFTS for k in compiled(a, launch)] for a in OF_DRAFTS}
     found["around"] = [k for name in STEP for k in compiled("sm_90", steps[name])]
-    launches = [Attention(), *DRAFT, steps["K 32"], steps["beams 8x5"]]
+    launches = [Attention(), *DRAFTS, steps["K 32"], steps["beams 8x5"]]
     found["amd"] = [asdict(k) for launch in launches for k in compile_for_amd(AMD, launch)]
     try:
         found["fp8 on sm_86"] = compiled("sm_86", Attention(dtype="fp8"))
@@ -111,7 +126,7 @@ def test_attention_fits_the_architecture(
     assert bool(merge) == (CASES[case].get("parts") != 1)
     for kernel in (attend, *merge):
         assert kernel["stack"] == 0, "registers are spilled"
-        assert kernel["shared"] <= LIMITS[architecture] and kernel["blocks"] >= 1
+        assert kernel["blocks"] >= 1, "it needs more shared memory than there is"
     assert attend["copy_bytes"] == 16
     if case == "bf16" and architecture != "sm_100":
         assert attend["ahead"] >= 2, "the next K and V are not under way while a step computes"
@@ -126,7 +141,7 @@ def test_attention_fits_the_architecture(
 
 
 def test_the_kernels_around_attention_spill_nothing(kernels: dict[str, Any]) -> None:
-    assert {kernel["name"] for kernel in kernels["around"]} == kernel_names.AROUND_ATTENTION
+    assert {kernel["name"] for kernel in kernels["around"]} == AROUND_ATTENTION
     for kernel in kernels["around"]:
         assert kernel["stack"] == 0 and kernel["blocks"] >= 1, kernel
         # Whether a row's store and the next one's load are of the same thread is Triton's choice.
@@ -136,10 +151,10 @@ def test_the_kernels_around_attention_spill_nothing(kernels: dict[str, Any]) -> 
 @pytest.mark.parametrize("architecture", OF_DRAFTS)
 def test_a_draft_s_kernels_fit_the_architecture(kernels: dict[str, Any], architecture: str) -> None:
     launched = kernels["draft"][architecture]
-    assert {kernel["name"] for kernel in launched} == kernel_names.DRAFT
+    assert {kernel["name"] for kernel in launched} == DRAFT
     for kernel in launched:
         assert kernel["stack"] == 0, f"{kernel['name']} spills registers"
-        assert kernel["shared"] <= LIMITS[architecture] and kernel["blocks"] >= 1, kernel
+        assert kernel["blocks"] >= 1, kernel
         if kernel["name"] in ("_draft_layer", "_gated_cell"):
             assert kernel["instruction"] in ("mma.sync", MATRIX.get(architecture))
             assert kernel["ahead"] >= 2, "weights are not under way ahead of their use"
@@ -147,7 +162,7 @@ def test_a_draft_s_kernels_fit_the_architecture(kernels: dict[str, Any], archite
 
 def test_all_kernels_compile_for_a_gpu_of_amd_s(kernels: dict[str, Any]) -> None:
     attention = {"_attend_part", "_merge_parts"}
-    expected = attention | kernel_names.DRAFT | kernel_names.AROUND_ATTENTION
+    expected = attention | DRAFT | AROUND_ATTENTION
     assert {kernel["name"] for kernel in kernels["amd"]} == expected
     for kernel in kernels["amd"]:
         assert kernel["spilled"] == 0 and kernel["shared"] <= AMD_SHARED, kernel

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redrafter_testing.gpu.verified_trees import DEPTHS, judged_and_accepted, random_step
+from redrafter_testing.gpu.torch_drafting import judged_and_accepted
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
@@ -18,15 +18,48 @@ from vllm_redrafter.triton_kernels import observe_nodes as nodes_kernel
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
 
+DEPTHS = 4
+"""Levels of a tree at most."""
 DEPTH = 3
 """Of paths; the trees have deeper nodes."""
+
+
+def random_step(
+    requests: int, slots: int, device: torch.device, seed: int = 0
+) -> tuple[VerifiedTrees, Tensor, Tensor]:
+    """Random trees of which paths from the root were walked: (trees, entries, log_odds)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(high: int, *size: int) -> Tensor:
+        return torch.randint(high, size, generator=generator).int()
+
+    parents, depths = torch.zeros(2, requests, slots, dtype=torch.int32)
+    path = torch.full((requests, slots), -1, dtype=torch.int32)
+    for request in range(requests):
+        for node in range(1, slots):
+            above = int(random(node, 1))
+            if depths[request, above] == DEPTHS:
+                above = 0
+            parents[request, node] = above
+            depths[request, node] = depths[request, above] + 1
+        last = int(random(slots, 1))
+        walked = [last]
+        while walked[-1]:
+            walked.append(int(parents[request, walked[-1]]))
+        path[request, : len(walked)] = torch.tensor(walked[::-1])
+    tokens = random(10, requests, slots) - 1
+    trees = VerifiedTrees(tokens, parents, depths, random(slots + 1, requests), path)
+    log_odds = 8 * torch.randn(requests + 2, slots, generator=generator)
+    log_odds[0, 1] = torch.nan
+    entries = torch.arange(requests).flip(0) + 1
+    return VerifiedTrees(*(t.to(device) for t in trees)), entries.to(device), log_odds.to(device)
 
 
 def expected_statistics(
     estimator: AcceptanceEstimator, trees: VerifiedTrees, entries: Tensor, log_odds: Tensor
 ) -> Tensor:
     """The estimator's own sums; nodes that are on a path alone left out."""
-    judged, accepted = judged_and_accepted(trees)
+    judged, accepted = (part.cpu() for part in judged_and_accepted(trees, len(entries)))
     own = log_odds[entries].cpu()
     estimator.observe(own, trees.depths.cpu(), judged & (own != -torch.inf), accepted)
     return estimator.statistics
@@ -95,7 +128,7 @@ def test_probabilities_are_those_of_the_cpu_engine(
             counts,
             probabilities,
         )
-        judged, accepted = judged_and_accepted(trees)
+        judged, accepted = (part.cpu() for part in judged_and_accepted(trees, len(entries)))
         depths, own = trees.depths.cpu(), match_lengths[entries.cpu()]
         judged &= (own > 0) & (depths <= DEPTH)
         request, _ = judged.nonzero(as_tuple=True)

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,18 +11,17 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from redrafter_testing.engines import searched_candidates
-from redrafter_testing.engines.compiled_loops import compiled_loops
 from redrafter_testing.engines.cpu_engine import cpu_engine, measure_briefly
-from redrafter_testing.engines.forced_budget import (
+from redrafter_testing.engines.forked_engine import Engine, answers_in_steps
+from redrafter_testing.engines.inside_cpu_worker import (
     AlwaysDrafts,
     MatchesAlone,
     NeverDrafts,
     RandomPlanner,
+    compiled_loops,
     force,
-    slope,
+    record_candidates,
 )
-from redrafter_testing.engines.forked_engine import Engine, answers_in_steps, compilation_mode
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.dense import DENSE
@@ -42,6 +42,7 @@ pytestmark = pytest.mark.engine
 
 K = 15
 MATCHES = 3
+COMPILATION = "llm_engine.vllm_config.compilation_config.mode"
 GREEDY = workloads.greedy(count=64, max_tokens=128)
 PLANNERS = [RandomPlanner, AlwaysDrafts, NeverDrafts, None]
 Answers = dict[str, list[list[int]]]
@@ -150,7 +151,8 @@ def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:
     oracle.run(GREEDY)
     # The oracle's log-probabilities are noise: the slope falls from 0.5 to 0, about which it varies
     # by what the last few requests' nodes say.
-    assert abs(oracle.rpc(slope)[0]) < 0.25
+    (slopes,) = oracle.rpc(attrgetter("model_runner.proposer.acceptance.slopes"))
+    assert abs(slopes[0]) < 0.25
 
 
 def test_max_model_len_reached_in_the_middle_of_a_tree(
@@ -265,7 +267,7 @@ def test_features(
         if feature.arguments is TIGHT:
             assert llm.counter("vllm:num_preemptions") > 0
         if name == "compiled":
-            assert llm.call(compilation_mode) != "NONE"
+            assert llm.call(attrgetter(COMPILATION)).name != "NONE"
         if name == "chain":
             assert stats["attention"] == 0.0, "trees were verified"
         if "context_matches" in config:
@@ -321,13 +323,13 @@ def test_drafts_that_choose_among_candidates(tmp_path: Path) -> None:
         drafter = make_reciting(tmp_path / head, target, rows, head, selector=SelectorConfig(3, 16))
         with cpu_engine(
             target,
-            setup=searched_candidates.record,
             skip_tokenizer_init=True,
             speculative_config={"model": str(drafter), **config, **given},
         ) as llm:
+            llm.rpc(record_candidates)
             assert answers_of(llm) == expected
             assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 20
-            (counts,) = llm.rpc(searched_candidates.recorded)
+            (counts,) = llm.rpc(attrgetter("candidates"))
         usual = given.get("candidates", USUAL_CANDIDATES)
         assert (min(counts), max(counts)) == (FEWEST_CANDIDATES, usual)
 

@@ -79,7 +79,7 @@ def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
 
     with interpreted_engine(
         small_target,
-        setup=speculator.use_with_async_scheduling,
+        setup=(speculator.use, speculator.schedule_asynchronously),
         speculative_config={"model": str(oracle_v2), "num_speculative_tokens": 12},
         reasoning_config=small_workloads.REASONING,
         **TIGHT,

@@ -91,7 +91,7 @@ def test_chains_grammars_and_logprobs_equal_plain_whatever_each_step_s_budget(
     adaptive.rpc(budgets.force, 0.8)
     answers, _, accepted = run(adaptive, small_workloads.MIXED)
     for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
-        assert tokens_of([answer]) == tokens_of([expected]), case.name
+        assert tokens_of([answer]) == tokens_of([expected]), case
         assert_logprobs_close(answer, expected)
     assert accepted > 10, "trees were hardly used"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines import budgets, context_matching
+from redrafter_testing.engines import budgets, inside_worker
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
@@ -71,12 +71,12 @@ def test_output_of_matches_alone_equals_plain_and_they_are_learned_of(
 ) -> None:
     adaptive.rpc(recorded_graphs.replay, True)
     adaptive.rpc(budgets.force, 1.0, True, 0)
-    (before,) = adaptive.rpc(context_matching.probabilities)
+    (before,) = adaptive.rpc(inside_worker.match_probabilities)
     answers, stats = run(adaptive, "sampled", count=4)
     assert answers == few_tokens_plain["sampled"][:4]
     assert adaptive.rpc(budgets.lengths)[0].keys() == {0}
     assert stats["matched_tokens"] == stats["drafted_tokens"], "something was searched"
-    (after,) = adaptive.rpc(context_matching.probabilities)
+    (after,) = adaptive.rpc(inside_worker.match_probabilities)
     assert after[0] == before[0] and after[1] != before[1], "of greedy requests, of sampled ones"
 
 
@@ -87,7 +87,7 @@ def test_output_without_a_drafter_equals_plain(
     with interpreted_engine(
         few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **GRAPHS, **TIGHT
     ) as llm:
-        llm.rpc(context_matching.reload_drafter)
+        llm.rpc(inside_worker.reload_drafter)
         llm.rpc(budgets.force, 0.9)
         for sampling, expected in few_tokens_plain.items():
             answers, stats = run(llm, sampling)

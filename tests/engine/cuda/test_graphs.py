@@ -12,12 +12,14 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from redrafter_testing.engines import draft_starts
+from redrafter_testing.engines import inside_worker
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs, torch_flash_attention
 from redrafter_testing.requests import few_tokens, workloads
 from redrafter_testing.requests.answers import single_tokens_of
+from vllm_redrafter.data.target import Target
+from vllm_redrafter.replay.target import hidden_states, load_target
 
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
@@ -97,13 +99,15 @@ def test_drafts_start_from_the_states_that_transformers_computes(
 ) -> None:
     """The last hidden state and the layer's, which training reads there: see `read_target`."""
     graphs.rpc(recorded_graphs.replay, True)
-    graphs.rpc(draft_starts.keep)
+    graphs.rpc(inside_worker.keep_draft_starts)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     load = workloads.Workload(few_tokens.requests("greedy", count=1).prompts, [params])
     answers = single_tokens_of(graphs.run(load))
-    (starts,) = graphs.rpc(draft_starts.starts)
+    (starts,) = graphs.rpc(inside_worker.value, "starts")
     texts = [prompt + tokens for prompt, tokens in zip(load.prompts, answers, strict=True)]
-    states = draft_starts.states_of(few_tokens_target, texts, layers=(1,)).unflatten(1, (2, -1))
+    model = load_target(Target.open(few_tokens_target))
+    states_of = [hidden_states(model, (1,), input_ids=torch.tensor([text]))[0] for text in texts]
+    states = torch.cat(states_of).unflatten(1, (2, -1))
     found = torch.tensor(starts).unflatten(1, (2, -1)).unsqueeze(1)
     apart = ((found - states).norm(dim=-1) / states.norm(dim=-1)).amax(dim=-1).amin(dim=1)
     # A request's last draft may start from tokens that are not output any more.

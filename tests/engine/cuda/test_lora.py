@@ -56,7 +56,7 @@ def test_every_request_is_answered_with_its_adapter(
     """From graphs too: one with adapters for each size, one without vLLM's kernels for them."""
     with interpreted_engine(
         few_tokens_target,
-        setup=torch_lora.use_with_graphs,
+        setup=(recorded_graphs.use, torch_lora.use),
         skip_tokenizer_init=True,
         enforce_eager=False,
         speculative_config={"model": str(few_tokens_fused_drafter), "num_speculative_tokens": 8},

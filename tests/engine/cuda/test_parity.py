@@ -5,7 +5,7 @@ One engine with an oracle for what requests may ask for; an engine for each fami
 """
 
 import os
-from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import transformers
 from vllm import SamplingParams
 
 from redrafter_testing.engines import budgets, inside_worker
-from redrafter_testing.engines.forked_engine import Engine, reasoning_markers, run_with_aborts
+from redrafter_testing.engines.forked_engine import Engine, run_with_aborts
 from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families import families_on
@@ -74,7 +74,7 @@ def test_all_sampling_parameters_in_one_batch(oracle: Engine, plain_v2: Plain) -
     (chunks,) = oracle.rpc(inside_worker.stop_sampling_in_chunks)
     assert sum(number > 1 for number in chunks) > 10
     for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
-        assert tokens_of([answer]) == tokens_of([expected]), case.name
+        assert tokens_of([answer]) == tokens_of([expected]), case
         assert_logprobs_close(answer, expected)
 
 
@@ -172,7 +172,9 @@ def test_thinking_budgets_end_where_they_do_without_speculation(
     oracle: Engine, plain_v2: Plain
 ) -> None:
     """vLLM applies them along draft tokens: their requests get chains."""
-    assert oracle.call(reasoning_markers) == (REASONING_START, REASONING_END)
+    reasoning = oracle.call(attrgetter("llm_engine.vllm_config.reasoning_config"))
+    assert reasoning.reasoning_start_token_ids == REASONING_START
+    assert reasoning.reasoning_end_token_ids == REASONING_END
     before = oracle.counter(ACCEPTED)
     answers = tokens_of(oracle.run(small_workloads.thinking()))
     assert answers == tokens_of(plain_v2["thinking"])
@@ -360,9 +362,10 @@ def test_chains_from_graphs_whatever_each_step_s_budget(
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
     """Through vLLM's Triton attention, which verifies chains: trimmed, or all or nothing."""
+    setup = [recorded_graphs.use, use_triton_attention]
     with interpreted_engine(
         few_tokens_target,
-        setup=partial(recorded_graphs.use_for_chains, trims),
+        setup=setup if trims else [*setup, recorded_graphs.read_no_trimmed_batches],
         skip_tokenizer_init=True,
         enforce_eager=False,
         max_num_seqs=2,

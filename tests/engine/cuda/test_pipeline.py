@@ -4,7 +4,7 @@
 import dataclasses
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,12 @@ from vllm.model_executor.models.interfaces import EagleModelMixin
 from vllm.v1.worker.gpu.pp_utils import PPHandler
 
 from redrafter_testing.engines import front_end, inside_worker, layers_of_other_backends
-from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache, run_with_aborts
+from redrafter_testing.engines.forked_engine import (
+    Engine,
+    Setup,
+    reset_prefix_cache,
+    run_with_aborts,
+)
 from redrafter_testing.engines.interpreted_engine import ENVIRONMENT, interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
@@ -28,6 +33,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 SAMPLINGS = tuple(few_tokens.SAMPLING)
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+ROWS_OF_EMBEDDING = "model_runner.model.model.embed_tokens.shard_indices.num_org_elements"
 # Prompts are read in chunks; of second answers, not all fit into the KV cache to their end.
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 14, "max_model_len": 192}
 
@@ -76,7 +82,7 @@ def stages(
     target: Path,
     drafter: Path,
     shape: Mapping[str, Any] = {"num_speculative_tokens": 8},
-    setup: Callable[[], None] = schedule_asynchronously,
+    setup: Setup = schedule_asynchronously,
     **arguments: Any,
 ) -> AbstractContextManager[Engine]:
     return interpreted_engine(
@@ -150,18 +156,18 @@ def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: 
         assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
         assert llm.counter(ACCEPTED) > 10
         # A rank has 32 rows of the padded table.
-        assert llm.rpc(inside_worker.rows_of_embedding) == [few_tokens.VOCAB, 0] * 2
+        assert llm.rpc(inside_worker.value, ROWS_OF_EMBEDDING) == [few_tokens.VOCAB, 0] * 2
 
 
 @pytest.mark.engine
 def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
     few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Answers
 ) -> None:
-    setup = layers_of_other_backends.derived_backend_with_async_scheduling
+    setup = layers_of_other_backends.derived_backend, schedule_asynchronously
     with stages(2, few_tokens_target, few_tokens_drafter, setup=setup) as llm:
         answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
         assert answers == few_tokens_plain["greedy"][:4]
-        assert llm.rpc(inside_worker.tree_policy) == ["chain", "chain"]
+        assert llm.rpc(inside_worker.value, "model_runner.table.config.tree") == ["chain", "chain"]
 
 
 @pytest.mark.engine

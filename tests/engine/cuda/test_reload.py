@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redrafter_testing.engines import context_matching, inside_worker
+from redrafter_testing.engines import inside_worker
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import memory_pool
@@ -46,7 +46,7 @@ def test_weights_come_back_in_place(few_tokens_target: Path, tmp_path: Path) -> 
     ) as llm:
         before = generate(llm)
         assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 4, "trees were hardly used"
-        learned = llm.rpc(context_matching.probabilities)
+        learned = llm.rpc(inside_worker.match_probabilities)
         ((addresses, weights),) = llm.rpc(inside_worker.drafter_tensors)
 
         llm.rpc("sleep", 2)
@@ -58,7 +58,7 @@ def test_weights_come_back_in_place(few_tokens_target: Path, tmp_path: Path) -> 
         ((_, awake),) = llm.rpc(inside_worker.drafter_tensors)
         torch.testing.assert_close(awake, weights, rtol=0, atol=0)
         llm.rpc("reload_weights")
-        assert llm.rpc(context_matching.probabilities) == learned, "it is no weight"
+        assert llm.rpc(inside_worker.match_probabilities) == learned, "it is no weight"
         assert generate(llm) == before
         ((reloaded, restored),) = llm.rpc(inside_worker.drafter_tensors)
         assert reloaded == addresses

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines import context_matching, inside_worker
+from redrafter_testing.engines import inside_worker
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
@@ -29,11 +29,11 @@ def test_greedy_output_on_two_ranks_equals_plain_on_one(
     shape = {"num_speculative_tokens": 8, "context_matches": 2}
     config = {"model": str(few_tokens_fused_drafter), **shape}
     with interpreted_engine(few_tokens_target, speculative_config=config, **TWO_RANKS) as llm:
-        untaught = llm.rpc(context_matching.probabilities)
+        untaught = llm.rpc(inside_worker.match_probabilities)
         answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
         accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
         (head, trees), (other_head, other_trees) = llm.rpc(inside_worker.head_and_trees)
-        learned = llm.rpc(context_matching.probabilities)
+        learned = llm.rpc(inside_worker.match_probabilities)
     assert answers == few_tokens_plain["greedy"][:4]
     assert accepted > 10, "trees were hardly used"
     assert head == other_head == few_tokens.VOCAB // 2

@@ -13,15 +13,7 @@ VARIABLE = "REDRAFTER_TEST_RUN"
 
 
 def end_all(run: str, patience: float = 10.0) -> list[str]:
-    """End what is left of a run.
-
-    Args:
-        run: its name.
-        patience: seconds in which a process may end by itself.
-
-    Returns:
-        A line for each that was ended: the test that started it, and its command.
-    """
+    """End what is left of a run after `patience` seconds; a line for each: its test and command."""
     deadline = time.monotonic() + patience
     while (left := list(_left(run))) and time.monotonic() < deadline:
         time.sleep(0.1)

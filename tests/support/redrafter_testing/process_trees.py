@@ -11,12 +11,7 @@ import psutil
 
 @contextmanager
 def started(command: Sequence[object], **arguments: Any) -> Iterator[subprocess.Popen[str]]:
-    """A running command that is gone when the body ends, with all that it has started.
-
-    Args:
-        command: words, which may be paths.
-        arguments: of `subprocess.Popen`.
-    """
+    """A running command that is gone when the body ends, with all that it has started."""
     with subprocess.Popen([*map(str, command)], text=True, **arguments) as process:
         try:
             yield process
@@ -27,15 +22,7 @@ def started(command: Sequence[object], **arguments: Any) -> Iterator[subprocess.
 def run(
     command: Sequence[object], timeout: float, **arguments: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What a command prints and how it ends; nothing of it is left, after a timeout either.
-
-    Args:
-        command, arguments: see `started`.
-        timeout: in seconds.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer.
-    """
+    """What a command prints and how it ends; nothing of it is left, after a timeout either."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **arguments}
     with started(command, **pipes) as process:
         stdout, stderr = process.communicate(timeout=timeout)

@@ -9,9 +9,6 @@ SUPPORT = Path(__file__).parents[1]
 
 
 def python_path(*folders: Path) -> str:
-    """The folders before those that PYTHONPATH names already (scripts/overlay_vllm.py writes one).
-
-    Without an empty entry, which would be the current folder.
-    """
+    """The folders before those of PYTHONPATH; an empty entry would be the current folder."""
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([*map(str, folders), *filter(None, before)])

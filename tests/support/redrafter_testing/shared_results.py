@@ -13,13 +13,7 @@ Result = TypeVar("Result")
 
 
 def shared_result(factory: pytest.TempPathFactory, name: str, make: Callable[[], Result]) -> Result:
-    """What `make()` returns, called by the first process that asks; others wait for it.
-
-    Args:
-        factory: pytest-xdist's processes have their folders in one, where the result is kept.
-        name: of the result.
-        make: its result is pickled, and must not depend on the process.
-    """
+    """What `make()` returns, called by the first of pytest-xdist's processes that asks."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return make()
     file = factory.getbasetemp().parent / f"{name}.pickle"

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ast.parse` during which nothing is collected.
 
-CPython before 3.11.8 and 3.12.2 counts the recursion of all running parsers in one place. If the
-collector runs a finaliser that parses, as the report of an exception does, the parser that was
-interrupted ends with "AST constructor recursion depth mismatch". Triton parses each kernel.
-It can go when no such Python is supported.
+Python before 3.11.8 and 3.12.2 fails if a finaliser parses meanwhile; Triton parses each kernel.
 """
 
 import ast

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of vLLM this project relies on, read from vLLM's sources without importing them.
+"""What of vLLM this project relies on, read from its sources; as a script, records a version.
 
-Run as a script, it records a version of vLLM in `vllm_symbols.json` and prints what is different
-there from the version before it: `--help` tells how.
-
-A difference, or a symbol that is missing, needs a reason why it does not concern us. Whoever has
-read vLLM's change, and adapted what had to be, writes it into `vllm_symbols.json`, where the
-script has left an empty one. tests/engine/test_vllm_symbols.py fails until then.
+A difference or missing symbol needs a reason in `vllm_symbols.json` why it does not concern us.
 """
 
 import argparse
 import ast
 import functools
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -262,29 +258,17 @@ def _flattened(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 @dataclass
 class Record:
-    """One version of vLLM.
-
-    Attributes:
-        symbols: what each symbol is there; None where it does not exist.
-        differences: the symbols that are not as in the version before, with the reason why that
-            does not concern us; an empty one where nobody has looked yet.
-        absent: likewise the symbols that do not exist.
-    """
+    """Each symbol of a version (None: missing); reasons for differences and absences."""
 
     symbols: dict[str, str | None]
     differences: dict[str, str]
     absent: dict[str, str]
 
 
-def read_records(file: Path = RECORDED) -> dict[str, Record]:
+def read_records() -> dict[str, Record]:
     """The recorded versions, the oldest first."""
-    found = json.loads(file.read_text())
+    found = json.loads(RECORDED.read_text())
     return {version: Record(**found[version]) for version in sorted(found, key=_numbers)}
-
-
-def write_records(records: Mapping[str, Record], file: Path = RECORDED) -> None:
-    values = {version: asdict(record) for version, record in records.items()}
-    file.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
 
 
 def with_version(
@@ -295,20 +279,15 @@ def with_version(
     added = {**records, version: Record(symbols, old.differences, old.absent)}
     ordered = {v: added[v] for v in sorted(added, key=_numbers)}
     for before, later in pairwise(ordered.values()):
-        names = differing(before, later)
-        later.differences = {name: later.differences.get(name, "") for name in names}
+        known = before.symbols.keys() | later.symbols.keys()
+        names = (n for n in known if before.symbols.get(n) != later.symbols.get(n))
+        later.differences = {name: later.differences.get(name, "") for name in sorted(names)}
     oldest = next(iter(ordered.values()))
     oldest.differences = {}
     for record in ordered.values():
         absent = [name for name, found in record.symbols.items() if found is None]
         record.absent = {name: record.absent.get(name, "") for name in absent}
     return ordered
-
-
-def differing(before: Record, later: Record) -> list[str]:
-    """The symbols that are not the same in two versions."""
-    known = before.symbols.keys() | later.symbols.keys()
-    return sorted(n for n in known if before.symbols.get(n) != later.symbols.get(n))
 
 
 def unjudged(record: Record) -> list[str]:
@@ -337,20 +316,12 @@ def described(records: Mapping[str, Record], version: str) -> Iterator[str]:
 
 
 def version_of(root: Path) -> str:
-    """The version of the vLLM below `root`, without a local part such as `+cpu`.
-
-    Raises:
-        SystemExit: there is no vLLM.
-    """
+    """The version of the vLLM below `root`, without a local part such as `+cpu`."""
     file = root / "vllm" / "_version.py"
     if not file.exists():
         sys.exit(f"{root}: there is no vllm/_version.py below it; name the folder that has vllm/")
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if "__version__" in names:
-                return str(node.value.value).partition("+")[0]
-    sys.exit(f"{file}: it has no __version__")
+    found = re.search(r"^__version__ = .*['\"]([\d.]+)", file.read_text(), re.MULTILINE)
+    return found[1] if found else sys.exit(f"{file}: it has no __version__")
 
 
 def installed_root() -> Path:
@@ -383,7 +354,8 @@ def main() -> None:
     print("\n".join(described(records, version)))
     if arguments.print_only:
         return
-    write_records(records)
+    values = {version: asdict(record) for version, record in records.items()}
+    RECORDED.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
     if missing := unjudged(records[version]):
         print(f"write {len(missing)} reason(s) into {RECORDED}")
 

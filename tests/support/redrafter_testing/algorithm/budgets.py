@@ -59,13 +59,9 @@ def best_trim(
 
 @dataclass
 class Machine:
-    """Steps and drafts whose seconds are known.
+    """Steps and drafts whose seconds are known; `overhead` and `trees` are not in its table.
 
-    Attributes:
-        table: what is measured at start-up; overhead: seconds of each step beyond it.
-        trees: what a step that verifies trees takes over others of as many rows.
-        noise: standard deviation of a step's time over its mean.
-        cold: what the first step, and the first draft, after plain steps take over others.
+    `noise` is a step's standard deviation over its mean, `cold` a factor after plain steps.
     """
 
     table: CostTable
@@ -96,10 +92,9 @@ def run(
     steps: int,
     samples: bool = False,
 ) -> list[tuple[SearchShape | None, int, float, float]]:
-    """Let a drafter draft whose best token is right with probability `accept`.
+    """By step: the search, the nodes verified, the seconds, and the tokens expected of it.
 
-    Returns:
-        By step: the search, the nodes verified, the seconds, and the tokens expected of it.
+    The drafter's best token is right with probability `accept`.
     """
     done, sampled = [], np.full(requests, samples)
     was_plain = True

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain restatements of the algorithm, one request at a time: what the tests compare against.
-
-Nothing here shares code with the package. Beams are lists, trees are dicts from a prefix (a tuple
-of tokens, the root not among them) to its cumulative log-probability, and walks are loops.
-"""
+"""Plain restatements of the algorithm in lists and loops; no code is shared with the package."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -58,9 +54,9 @@ def apple_beam_search(
     beam_width: int,
     beam_length: int,
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Apple's `beam_search_candidates` for one request; its beam length counts the init token.
+    """Of one request: Apple's beams, best first, and their log-probabilities by depth.
 
-    Returns the W beams, best first; and each one's log-probability up to every drafted token.
+    The beam length counts the init token.
     """
     beams = [[init_token] for _ in range(beam_width)]
     states = [torch.zeros_like(prompt_state) for _ in range(beam_width)]

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU engine, as it is chosen where there is no GPU."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from redrafter_testing.engines import forked_engine
-from redrafter_testing.engines.forked_engine import ENVIRONMENT, Engine, ForkServer
+from redrafter_testing.engines.forked_engine import (
+    ENVIRONMENT,
+    Engine,
+    ForkServer,
+    Setup,
+    setups_in,
+)
 
 SETTINGS = {"max_num_seqs": 16, "block_size": 32}
 
@@ -15,11 +20,11 @@ SERVER = ForkServer("redrafter_testing.engines.imported_by_cpu_engines", ENVIRON
 
 
 def cpu_engine(
-    target: Path, setup: Callable[[], None] | None = None, **arguments: Any
+    target: Path, setup: Setup = None, **arguments: Any
 ) -> AbstractContextManager[Engine]:
     """An engine in float32, with `arguments` of vllm.LLM besides, or instead of, SETTINGS."""
     return forked_engine.forked_engine(
-        target, SERVER, ENVIRONMENT, setup, None, {**SETTINGS, **arguments}
+        target, SERVER, ENVIRONMENT, setups_in(setup), None, {**SETTINGS, **arguments}
     )
 
 

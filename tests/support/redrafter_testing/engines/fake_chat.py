@@ -24,10 +24,7 @@ def chunk(text: str | None, tokens: Sequence[str] = ()) -> Any:
 
 
 class FakeClient:
-    """Answers each message with the next of some answers, some seconds apart.
-
-    Each is a list of steps, a step the texts of its tokens or a chunk; or an exception to raise.
-    """
+    """Answers each message with the next steps (a token's texts, or a chunk), or raises them."""
 
     def __init__(self, answers: Sequence[Any], seconds: float = 0.001) -> None:
         self.answers = iter(answers)

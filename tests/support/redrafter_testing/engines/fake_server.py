@@ -19,10 +19,9 @@ Failure = tuple[int, str]
 
 
 class FakeServer:
-    """Listens on a port of its own until `die`.
+    """Listens on a port of its own until `die`; `asked` and `most_at_once` are of completions.
 
-    `weights` change the fixed text's log-probabilities; `failure` and `change` are asked before and
-    after each completion. `asked` and `most_at_once` are of the requests for answers.
+    `weights` change the fixed text's log-probabilities; `failure` and `change` see each completion.
     """
 
     def __init__(

@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM in a process of its own, which answers calls over a pipe.
 
-Most of an engine's start is imports, once in each of vLLM's three processes. Here one process is
-the whole engine, and it is forked off a server that has imported vLLM: a second instead of 25.
-vLLM's usual processes are those of the tests that serve, and of those that generate data.
+It is forked off a server that has imported vLLM: a second instead of 25.
 """
 
 import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
-
-from redrafter_testing.engines.without_torchvision import let_vision_targets_load
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three
@@ -35,11 +34,18 @@ SETTINGS = {
 }
 
 
+Setup = Callable[[], object] | Sequence[Callable[[], object]] | None
+"""What is called in an engine's process before the engine is made: a function, or several."""
+
+
+def setups_in(setup: Setup) -> Sequence[Callable[[], object]]:
+    return [setup] if callable(setup) else setup or ()
+
+
 class ForkServer:
     """Forks off processes that have imported a module already, which must start no thread.
 
-    multiprocessing has one such server per process, and tests need two: whether Triton's kernels
-    are interpreted is settled while they are imported.
+    multiprocessing has one per process; tests need two: Triton's interpreter is chosen on import.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -91,16 +97,13 @@ def forked_engine(
     target: Path,
     server: ForkServer,
     environment: Mapping[str, str],
-    setup: Callable[[], None] | None,
+    setups: Sequence[Callable[[], object]],
     settle: Callable[[Any], None] | None,
     arguments: Mapping[str, Any],
 ) -> Iterator[Engine]:
-    """An engine that is gone when the body ends.
-
-    In its process, `setup` is called before the engine is made and `settle` with its worker after.
-    """
+    """`setups` are called before the engine is made, `settle` with its worker after."""
     ours, theirs = multiprocessing.Pipe()
-    given = (theirs, str(target), setup, settle, {**os.environ, **environment}, dict(arguments))
+    given = (theirs, str(target), setups, settle, {**os.environ, **environment}, dict(arguments))
     process = server.start(_serve, given)
     theirs.close()
     try:
@@ -119,7 +122,7 @@ def forked_engine(
 def _serve(
     connection: Connection,
     target: str,
-    setup: Callable[[], None] | None,
+    setups: Sequence[Callable[[], object]],
     settle: Callable[[Any], None] | None,
     variables: dict[str, str],
     arguments: dict[str, Any],
@@ -127,11 +130,11 @@ def _serve(
     try:
         os.environ.update(variables)
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # of whole GB
-        if setup is not None:
+        for setup in setups:
             setup()
         from vllm import LLM
 
-        let_vision_targets_load()
+        _let_vision_targets_load()
         llm = LLM(target, **{**SETTINGS, **arguments})
         if settle is not None:
             llm.collective_rpc(settle)
@@ -153,6 +156,30 @@ def _serve(
             llm.llm_engine.engine_core.shutdown()
 
 
+def _let_vision_targets_load() -> None:
+    """Where torchvision is missing: empty modules in place of those that vLLM imports."""
+    if find_spec("torchvision") is not None:
+        return
+    from transformers import processing_utils
+    from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+    from vllm.model_executor.models import registry
+
+    parts = "torchvision", "transforms", "v2", "functional"
+    *packages, functional = (ModuleType(".".join(parts[: n + 1])) for n in range(len(parts)))
+    sys.modules.update({module.__name__: module for module in (*packages, functional)})
+    functional.InterpolationMode = object  # named in annotations
+    packages[-1].functional = functional
+
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+    from transformers.video_processing_utils import VideoProcessorMixin
+
+    # A processor cannot be made without one for videos.
+    processing_utils.transformers_module.VideoProcessorMixin = VideoProcessorMixin
+    AutoVideoProcessor.from_pretrained = lambda *_, **__: Qwen2VLVideoProcessor()
+    # The class is looked at in a process of its own, which would lack these modules.
+    registry._run_in_subprocess = lambda look: look()
+
+
 def _run(llm: Any, workload: Any) -> list[Any]:
     return workload.run(llm)
 
@@ -168,17 +195,6 @@ def _counter(llm: Any, name: str) -> float:
 def reset_prefix_cache(llm: Any) -> None:
     """For `Engine.call`: the next requests find nothing."""
     assert llm.reset_prefix_cache()
-
-
-def compilation_mode(llm: Any) -> str:
-    """For `Engine.call`: what vLLM compiles."""
-    return llm.llm_engine.vllm_config.compilation_config.mode.name
-
-
-def reasoning_markers(llm: Any) -> tuple[list[int], list[int]]:
-    """For `Engine.call`: what thinking starts with, and what a budget's end forces."""
-    config = llm.llm_engine.vllm_config.reasoning_config
-    return config.reasoning_start_token_ids, config.reasoning_end_token_ids
 
 
 def _with_requests(llm: Any, workload: Any, prefix: str = "") -> Any:
@@ -224,9 +240,7 @@ def answers_in_sessions(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """For `Engine.call`: answers to sessions whose input comes in pieces, and to requests beside.
 
-    As vLLM's `AsyncLLM` asks for them, which would need processes of its own. Each piece is the
-    prompt again. All of the first session's are sent at once; another session's come when the one
-    before is answered.
+    Each piece is the prompt again. The first session's are sent at once, another's one by one.
     """
     engine = llm.llm_engine
     answers: dict[str, list[int]] = {}

@@ -34,11 +34,7 @@ def answers_of(
     count: int = 8,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What the front end's process prints; `arguments` of its engine go before ARGUMENTS.
-
-    Returns:
-        `answers` by sampling; the counters `accepted` of vLLM and `verified` of ours, by engine.
-    """
+    """What its process prints: `answers` by sampling; counters `accepted`, `verified` by engine."""
     speculative = {"model": str(drafter), "num_speculative_tokens": 8}
     engine = {**ARGUMENTS, "model": str(target), "speculative_config": speculative, **arguments}
     asked = json.dumps([samplings, count, engine])

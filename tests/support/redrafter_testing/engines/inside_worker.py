@@ -1,9 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests ask of a V2 worker from inside its process, by `Engine.rpc`."""
 
+from operator import attrgetter
 from typing import Any
 
 import torch
+
+
+def value(worker: Any, path: str) -> Any:
+    """Of an attribute of the worker's, such as "model_runner.max_num_reqs"."""
+    return attrgetter(path)(worker)
+
+
+def match_probabilities(worker: Any) -> list[Any]:
+    """How probable nodes of prompt-lookup (n-gram) matches are, as learned so far."""
+    return worker.model_runner.speculator.matching.probabilities.tolist()
+
+
+def reload_drafter(worker: Any) -> None:
+    """As after sleep level 2."""
+    speculator = worker.model_runner.speculator
+    speculator.replace_weights(speculator.read_again())
+
+
+def keep_draft_starts(worker: Any) -> None:
+    """Fill `worker.starts` with the hidden states, (1 + n) H, that drafts start from."""
+    speculator, worker.starts = worker.model_runner.speculator, []
+    propose = speculator.propose
+
+    def propose_and_keep(input_batch: Any, *inputs: Any, **others: Any) -> torch.Tensor:
+        drafts = propose(input_batch, *inputs, **others)
+        worker.starts += speculator.hidden[: input_batch.num_reqs].tolist()
+        return drafts
+
+    speculator.propose = propose_and_keep
 
 
 def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
@@ -12,20 +42,11 @@ def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
     return speculator.drafter.vocabulary_layers[0].weight.shape[0], speculator.trees.tokens.tolist()
 
 
-def rows_of_embedding(worker: Any) -> int:
-    """How many tokens the rank embeds, where it is of the first or the last pipeline stage."""
-    return worker.model_runner.model.model.embed_tokens.shard_indices.num_org_elements
-
-
 def forget_embedding(worker: Any) -> None:
     """What the rank embeds tokens with is lost, if it has any."""
     for name, weight in worker.model_runner.model.named_parameters():
         if "embed_tokens" in name:
             weight.data.zero_()
-
-
-def tree_policy(worker: Any) -> str:
-    return worker.model_runner.table.config.tree
 
 
 def experts_of_rank(worker: Any) -> list[int]:

@@ -2,14 +2,13 @@
 """vLLM with Model Runner V2 on the CPU, its Triton kernels and ours under Triton's interpreter."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from redrafter_testing.engines import forked_engine
-from redrafter_testing.engines.forked_engine import Engine, ForkServer
+from redrafter_testing.engines.forked_engine import Engine, ForkServer, Setup, setups_in
 from redrafter_testing.python_path import SUPPORT, python_path
 
 ENVIRONMENT = {
@@ -29,37 +28,29 @@ SERVER = ForkServer("redrafter_testing.engines.imported_by_interpreted_engines",
 
 def interpreted_engine(
     target: Path,
-    setup: Callable[[], None] | None = None,
+    setup: Setup = None,
     environment: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> AbstractContextManager[Engine]:
-    """An engine in float32 that is gone, processes included, when the body ends.
-
-    `environment` and `arguments` of vllm.LLM are besides, or instead of, ENVIRONMENT and SETTINGS;
-    vLLM is imported already.
-    """
+    """An engine in float32, with variables and arguments besides, or instead of, those above."""
     return forked_engine.forked_engine(
         target,
         SERVER,
         {**ENVIRONMENT, **(environment or {})},
-        partial(_set_up, setup),
+        [_use_triton_mla, fork_processes, *setups_in(setup)],
         settle_worker,
         {**SETTINGS, **arguments},
     )
 
 
-def _set_up(more: Callable[[], None] | None) -> None:
+def _use_triton_mla() -> None:
     from redrafter_testing.gpu import triton_mla
 
     triton_mla.use()
-    fork_processes()
-    if more is not None:
-        more()
 
 
 def fork_processes() -> None:
-    """vLLM forks the processes that it starts: they need not import it. Its CPU platform spawns
-    them."""
+    """vLLM forks its processes, which need not import it then; its CPU platform spawns them."""
     from vllm.platforms.cpu import CpuPlatform
 
     update = CpuPlatform.check_and_update_config.__func__

@@ -10,9 +10,6 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from redrafter_testing.engines.interpreted_engine import use_triton_attention
-from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
-
 OFFLOADING: dict[str, Any] = {
     "kv_connector": "OffloadingConnector",
     "kv_role": "kv_both",
@@ -42,18 +39,6 @@ def use() -> None:
     kv_connectors.ON_CUDA |= {"ExampleConnector"}
     kv_connectors.ON_CPU |= {"ExampleConnector", "OffloadingConnector"}
     os.environ["PYTHONHASHSEED"] = "0"
-
-
-def use_v2() -> None:
-    """Likewise; and plain engines keep their cache as ours do."""
-    use_triton_attention()
-    use()
-
-
-def use_v2_with_async_scheduling() -> None:
-    """Likewise; and steps are scheduled as on a GPU."""
-    schedule_asynchronously()
-    use_v2()
 
 
 class CopyingWorker(OffloadingWorker):

@@ -4,23 +4,12 @@
 from functools import partial
 from typing import Any
 
-from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 
-
-def derived_backend_with_async_scheduling() -> None:
-    """The second layer's backend is derived from ours. Steps are scheduled as on a GPU."""
+def derived_backend() -> None:
+    """The second layer's backend is derived from ours."""
     from vllm.model_executor.models import llama
 
     llama.Attention = partial(_with_derived_backend, llama.Attention)
-    schedule_asynchronously()
-
-
-def chunked_attention() -> None:
-    """All layers are Llama 4's, which see chunks of 32 tokens."""
-    from vllm.model_executor.layers.attention import ChunkedLocalAttention
-    from vllm.model_executor.models import llama
-
-    llama.Attention = partial(_chunked, ChunkedLocalAttention)
 
 
 def _with_derived_backend(attention: Any, *args: Any, prefix: str, **kwargs: Any) -> Any:
@@ -31,7 +20,14 @@ def _with_derived_backend(attention: Any, *args: Any, prefix: str, **kwargs: Any
     return attention(*args, prefix=prefix, **kwargs)
 
 
-def _chunked(attention: Any, *args: Any, **kwargs: Any) -> Any:
-    for name in ("per_layer_sliding_window", "attn_type"):
-        kwargs.pop(name, None)
-    return attention(*args, attention_chunk_size=32, **kwargs)
+def chunked_attention() -> None:
+    """All layers are Llama 4's, which see chunks of 32 tokens."""
+    from vllm.model_executor.layers.attention import ChunkedLocalAttention
+    from vllm.model_executor.models import llama
+
+    def chunked(*args: Any, **kwargs: Any) -> Any:
+        for name in ("per_layer_sliding_window", "attn_type"):
+            kwargs.pop(name, None)
+        return ChunkedLocalAttention(*args, attention_chunk_size=32, **kwargs)
+
+    llama.Attention = chunked

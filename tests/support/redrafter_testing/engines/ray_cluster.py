@@ -20,8 +20,7 @@ ATTEMPTS = 3
 def ray_cluster(environment: Mapping[str, str], *gpus: int) -> Iterator[dict[str, str]]:
     """The environment to use a cluster that has a node with each number of GPUs.
 
-    All nodes have one address, and data-parallel engines of Ray must be on one node then.
-    `environment` is that of nodes and workers: some of it is read when a worker imports vLLM.
+    Some of `environment` is read when a worker imports vLLM.
     """
     # A short name, since sockets lie there.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:

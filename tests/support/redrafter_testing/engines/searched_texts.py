@@ -35,18 +35,10 @@ def record_on_v2(worker: Any) -> None:
     matching.join = recorded
 
 
-def searched(worker: Any) -> list[tuple[str, list[int]]]:
-    """Requests and their texts, a pair for each search."""
-    return worker.searched
-
-
 def run_all_kinds(
     llm: Any, count: int, vocab_size: int, hidden_size: int
 ) -> dict[str, tuple[list[int] | int, list[int]]]:
-    """For `Engine.call`: requests of tokens and of embeddings that come and go, some aborted.
-
-    Returns by request the prompt's tokens or how many embeddings it had, and what was output.
-    """
+    """For `Engine.call`: by request its tokens, or number of embeddings, and its output."""
     engine, rng = llm.llm_engine, random.Random(3)
     asked: dict[str, list[int] | int] = {}
     output: dict[str, list[int]] = {}

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's interpreter without what it computes again for every operation.
-
-The blocks of tests are small. NumPy has little to do with them; most of the time goes into the
-types of results, which are the same ones again and again.
-"""
+"""Triton's interpreter without the types of results that it computes again for every operation."""
 
 import operator
 from collections.abc import Callable, Iterator

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels compiled for GPUs that need not be there, and what their machine code takes.
 
-Triton brings the assemblers along and needs a GPU only to ask which one it compiles for, and to
-launch. Here a stand-in for the driver answers the former, and a launch ends where the machine code
-is there: the launchers themselves, given CPU tensors, compile what they would launch.
+A stand-in for the driver says which GPU it is; a launch ends where the machine code is there.
 """
 
 import re
@@ -22,6 +20,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from vllm_redrafter.triton_kernels import tree_attention
+from vllm_redrafter.utils.patching import patched
 
 REGISTERS = 65536
 """32-bit registers of a multiprocessor, on every architecture below; a warp takes 256 at a time."""
@@ -34,9 +33,7 @@ FEW_FMA = 64
 
 
 class Architecture(NamedTuple):
-    """Limits of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per
-    Compute Capability"): bytes of shared memory of a thread block and in all, warps and blocks.
-    """
+    """Limits of a multiprocessor, of "Compute Capabilities" in the CUDA C++ Programming Guide."""
 
     capability: int
     block_shared: int
@@ -60,14 +57,9 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel: stack bytes per thread (what was spilled), shared bytes per thread
-    block, and how many blocks a multiprocessor holds (0: none fits).
+    """One compiled kernel: stack bytes per thread, shared bytes and blocks per multiprocessor.
 
-    Attributes:
-        instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
-        copy_bytes: of the widest asynchronous copy from memory; 0: there is none.
-        ahead: groups of copies for later steps of the main loop when one computes.
-        barriers: places where all threads of a block wait for each other.
+    `ahead` counts groups of copies for later steps of the main loop while one computes.
     """
 
     name: str
@@ -134,17 +126,12 @@ def _compiled(target: GPUTarget, launch: Callable[[], Any]) -> list[tuple[str, A
         compiled.append((function.__name__, kernel))
         return kernel
 
-    active = driver._active
-    driver.set_active(_Driver(target))
-    JITFunction.run = compile_only
-    capability = tree_attention.compute_capability
-    tree_attention.compute_capability = lambda device: driver.active.get_current_device()
-    try:
+    with (
+        patched(driver, "_active", _Driver(target)),
+        patched(JITFunction, "run", compile_only),
+        patched(tree_attention, "compute_capability", lambda _: driver.active.get_current_device()),
+    ):
         launch()
-    finally:
-        tree_attention.compute_capability = capability
-        JITFunction.run = run
-        driver._active = active
     return compiled
 
 

@@ -185,8 +185,8 @@ def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 
     )
 
 
-DRAFT = (draft_level, recurrent_layer, learn, gated_layers, match, candidates)
-"""All kernels of a draft."""
+DRAFTS = (draft_level, recurrent_layer, learn, gated_layers, match, candidates)
+"""All of a draft's."""
 
 
 def step(slots: int, requests: int = 2) -> None:

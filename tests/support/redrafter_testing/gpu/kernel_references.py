@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels compute, by torch in float64: of those that more than one test compares with.
+"""What kernels compute, by torch in float64.
 
-Kernels are imported here: under the interpreter, tests/triton_kernels/conftest.py must be first.
+Import it after tests/triton_kernels/conftest.py, which has kernels interpreted.
 """
 
 import torch

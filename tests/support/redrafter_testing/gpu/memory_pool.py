@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory pool that vLLM loads models into, on a CPU: what sleep level 2 discards is nonsense.
-
-On a GPU, vLLM allocates all that loading a model makes in one pool, whatever it is for. Sleep level
-2 gives the pool's memory back; awake, the same addresses hold anything.
-"""
+"""vLLM's memory pool on a CPU: sleep level 2 gives its memory back, so that it holds anything."""
 
 from collections.abc import Iterable
 from typing import Any

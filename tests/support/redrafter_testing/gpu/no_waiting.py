@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that would wait for a GPU, noticed on a CPU.
-
-On a CPU nothing waits. What would on a GPU: the methods that bring a tensor's value to the host,
-and operations whose result's shape, or choice of path, depends on values.
-"""
+"""Notices, on a CPU, what would wait for a GPU: values on the host, shapes by values."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -99,10 +95,7 @@ ORIGINALS = {name: getattr(torch.Tensor, name) for name in HOST_METHODS}
 
 
 def watch(worker: Any) -> None:
-    """In a worker's process: watch our parts of the step from here on.
-
-    The interpreter, which stands for the device, reads the tensors of a kernel unwatched.
-    """
+    """Watch our parts of the step from here on; the interpreter, the device, may read tensors."""
     from triton.runtime.interpreter import GridExecutor
 
     from vllm_redrafter.engine.cuda import verification

@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs on a CPU: what is captured is recorded, and replayed as a graph would be.
+"""CUDA graphs on a CPU: a capture is recorded, and replayed on its addresses with its numbers.
 
-A graph replays kernels on the addresses and with the numbers of its capture; nothing of the
-Python around them runs again. A recording does the same with PyTorch's operations and the launches
-of interpreted Triton kernels, so that code which is wrong in a graph is wrong here:
-
-- what it allocates lies where it lay during the capture, filled with NaN or nonsense before each
-  replay, of that graph and of others, since a graph's memory is another graph's as well;
-- numbers and decisions of the host are those of the capture;
-- waiting for the device, or copying from the host, is an error, as during a capture.
-
-vLLM's own capture, dispatch and replay run on them unchanged, breakable graphs among them.
+So code that is wrong in a graph is wrong here: before each replay, the memory of all graphs is
+spoilt; numbers and decisions of the host are the capture's; waiting for the device, or copying from
+the host, is an error. vLLM's own capture, dispatch and replay run on recordings unchanged.
 """
 
 from __future__ import annotations
@@ -186,18 +179,13 @@ def graphs_recorded() -> Iterator[None]:
     """In the body, PyTorch's names for graphs are ours, and interpreted kernels are nodes."""
     from triton.runtime.interpreter import GridExecutor
 
-    names = ("CUDAGraph", "graph", "graph_pool_handle")
-    before = {name: getattr(torch.cuda, name) for name in names}
-    launch = GridExecutor.__call__
-    try:
-        cuda.CUDAGraph, cuda.graph = RecordedGraph, record
-        cuda.graph_pool_handle = lambda: (0, 0)
-        GridExecutor.__call__ = as_one_node(launch)
+    with (
+        patched(cuda, "CUDAGraph", RecordedGraph),
+        patched(cuda, "graph", record),
+        patched(cuda, "graph_pool_handle", lambda: (0, 0)),
+        patched(GridExecutor, "__call__", as_one_node(GridExecutor.__call__)),
+    ):
         yield
-    finally:
-        GridExecutor.__call__ = launch
-        for name, value in before.items():
-            setattr(torch.cuda, name, value)
 
 
 # In an engine's process
@@ -207,9 +195,7 @@ split: Counter[int] = Counter()
 
 
 def use_as_a_gpu_with_long_contexts() -> None:
-    """`use`, FlashAttention for prompts, and keys split in steps of up to three requests: in all
-    steps merging, a program per row and query head, would take minutes.
-    """
+    """`use`, FlashAttention for prompts, and keys split in steps of up to three requests."""
     from vllm.v1.attention.backends import flash_attn
 
     from redrafter_testing.gpu import torch_flash_attention
@@ -231,19 +217,11 @@ def use_as_a_gpu_with_long_contexts() -> None:
     tree_attention.plan_split = planned
 
 
-def use_for_chains(trims: bool) -> None:
-    """`use`, and vLLM's Triton attention; without `trims` it reads no batch that was trimmed on
-    the device, as that of recurrent layers."""
+def read_no_trimmed_batches() -> None:
+    """For `setup`: vLLM's Triton attention takes no batch that was trimmed on the device."""
     from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
-    from redrafter_testing.engines.interpreted_engine import use_triton_attention
-
-    use()
-    use_triton_attention()
-    if not trims:
-        TritonAttentionBackend.supports_device_cpu_query_lens_mismatch = classmethod(
-            lambda cls: False
-        )
+    TritonAttentionBackend.supports_device_cpu_query_lens_mismatch = classmethod(lambda cls: False)
 
 
 def how_keys_were_split(worker: Any) -> dict[int, int]:
@@ -252,9 +230,7 @@ def how_keys_were_split(worker: Any) -> dict[int, int]:
 
 
 def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
-    """Engines started in this process start as on a GPU: profile, warm kernels up, capture graphs
-    of `sizes` rows, schedule asynchronously. Pieces are vLLM's breakable graphs.
-    """
+    """Engines started here profile, capture graphs of `sizes` rows and schedule as on a GPU."""
     for_good.enter_context(graphs_recorded())
     from vllm.compilation import breakable_cudagraph
     from vllm.config.compilation import CUDAGraphMode
@@ -316,11 +292,8 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
     capture_drafts = TreeSpeculator.capture
 
     def capture(speculator: Any) -> None:
-        RecordedGraph.drafting = True
-        try:
+        with patched(RecordedGraph, "drafting", True):
             capture_drafts(speculator)
-        finally:
-            RecordedGraph.drafting = False
 
     setattr(TreeSpeculator, "capture", capture)  # noqa: B010
 
@@ -355,8 +328,7 @@ def _profile_watched(runner: Any) -> Iterator[None]:
 
 
 def what_was_profiled(worker: Any) -> dict[str, list[int]]:
-    """vLLM's memory profile: the rows of logits that it computed, whether each layer's KV cache
-    was freed after it."""
+    """By vLLM's memory profile: the rows of its logits, whether each KV cache was freed."""
     return profiled
 
 
@@ -371,10 +343,8 @@ def captured(worker: Any) -> dict[str, int]:
 
 @torch.inference_mode()
 def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
-    """A draft for one request as a GPU runs it, beside one that torch searches: (launches in its
-    graph, but for those that fuse hidden states; whether it reads the embedding's table itself;
-    whether a replay drafts the same).
-    """
+    """A draft for one request as on a GPU: its launches, but for those that fuse hidden states;
+    whether it reads the embedding's own table; whether a replay drafts what torch does."""
     from redrafter_testing.gpu import torch_drafting
 
     runner = worker.model_runner

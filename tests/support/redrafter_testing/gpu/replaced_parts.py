@@ -11,11 +11,8 @@ from vllm_redrafter.utils.patching import patched
 
 
 def use() -> None:
-    """In this process, from here on; the engine has been made.
-
-    Top-k and top-p fail under the interpreter ('int' object has no attribute 'to'). The KV cache's
-    update and sampling are programs per token, which are slow under it.
-    """
+    """In this process; the engine has been made. Top-k and top-p fail under the interpreter, the KV
+    cache's update and sampling are slow."""
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.gpu.sample import sampler, states
@@ -61,10 +58,7 @@ def _gumbel_sample(
     pos: Tensor,
     **flags: bool,
 ) -> Tensor:
-    """[rows] int64, tokens that depend on the logits, the requests' seeds and the positions alone.
-
-    Logits [rows, vocabulary] are divided by the temperature already; no flag is set.
-    """
+    """[rows] int64, by the logits (divided by temperatures), seeds and positions alone."""
     assert not any(flags.values()), flags
     tokens = torch.arange(logits.shape[1])
     stream = _scrambled(seed[expanded_idx_mapping] + _scrambled(pos.long()))
@@ -83,8 +77,7 @@ def _scrambled(x: Tensor) -> Tensor:
 
 
 def _use_triton_mamba() -> None:
-    """Decoding rows of Mamba 2 and short convolutions by vLLM's Triton kernels, as on a GPU: its
-    code for CPUs computes speculative rows wrongly, for its own n-gram method, too."""
+    """As on a GPU: vLLM's code for CPUs computes speculative rows wrongly, its n-gram's too."""
     from vllm.model_executor.layers.mamba import mamba_mixer2, short_conv
     from vllm.model_executor.layers.mamba.ops import causal_conv1d, mamba_ssm, ssu_dispatch
     from vllm.platforms import current_platform

@@ -22,9 +22,7 @@ OF_DECODING = (
 def step_metadata(
     rows: Sequence[int], lengths: Sequence[int], block_table: Tensor
 ) -> TreeAttentionMetadata:
-    """As vLLM builds it, before it is split: `rows` of each request, `lengths` with the context,
-    block_table [requests, blocks] int32 on the device.
-    """
+    """As vLLM builds it; `rows` of each request, `lengths` with the context."""
 
     def integers(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=block_table.device)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels do in a draft, by torch: on a CPU it takes less time than interpreted launches.
-
-The functions stand in for the launchers of the same names, and `TorchSearch` for `DraftSearch`.
-tests/triton_kernels compares the kernels with the same references.
-"""
+"""What kernels do in a draft, by torch: faster on a CPU; tests/triton_kernels compares them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,8 +127,7 @@ def observe_nodes(
 
 
 def judged_and_accepted(trees: Any, requests: int) -> tuple[Tensor, Tensor]:
-    """[requests, K+1] bool each: nodes that were verified and whose parent was accepted; and nodes
-    that were accepted."""
+    """[requests, K+1] bool each: verified nodes below an accepted one; accepted nodes."""
     tokens, parents, _, num_verified, path = (part[:requests] for part in trees)
     accepted = torch.zeros_like(tokens, dtype=torch.bool)
     # Behind the path's end: the root once more.

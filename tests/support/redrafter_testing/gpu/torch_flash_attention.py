@@ -67,8 +67,7 @@ def _of(cache: Tensor, blocks: Tensor, length: int, query: Tensor) -> Tensor:
 
 
 def use(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """In this process, layers that are made from here on find FlashAttention, whatever the dtype
-    and the platform; `put` may undo what it sets."""
+    """Layers made from here on find FlashAttention, whatever the dtype and the platform."""
     from vllm.v1.attention.backends import flash_attn
 
     from redrafter_testing.gpu import replaced_parts

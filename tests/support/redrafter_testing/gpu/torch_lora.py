@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters as on a GPU: vLLM's tables of rows for its kernels, and the kernels in torch.
-
-The kernels themselves refuse float32. vLLM's CPU backend for adapters has no such tables.
-"""
+"""LoRA adapters by vLLM's code for GPUs, its kernels (which refuse float32) in torch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,9 +12,7 @@ from redrafter_testing.gpu.recorded_graphs import as_one_node
 def lora_shrink(
     inputs: Tensor, weights: Sequence[Tensor], out: Tensor, *tables: Any, **_: Any
 ) -> None:
-    """vLLM's operation of this name, from inputs [rows, H] to out [parts, rows, rank]: rows without
-    an adapter become zero. `tables` are vLLM's `LoRAKernelMeta.meta_args`, and a factor.
-    """
+    """vLLM's, from [rows, H] to [parts, rows, rank]; `tables`: `LoRAKernelMeta`'s, a factor."""
     *rows, none, most, scale = tables
     if not on_host(none):
         _shrink(inputs, weights, out, rows, on_host(most), scale)
@@ -93,11 +88,3 @@ def use() -> None:
     CpuPlatform.get_punica_wrapper = classmethod(lambda cls: wrapper)
     module: Any = punica_gpu
     module.lora_shrink, module.lora_expand = lora_shrink, lora_expand
-
-
-def use_with_graphs() -> None:
-    """Likewise, and steps replay recordings in place of CUDA graphs."""
-    from redrafter_testing.gpu import recorded_graphs
-
-    recorded_graphs.use()
-    use()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch of trees and caches that the attention kernel is launched with, and its reference.
 
-Kernels are imported here: under the interpreter, tests/triton_kernels/conftest.py must be first.
+Import it after tests/triton_kernels/conftest.py, which has kernels interpreted.
 """
 
 from collections.abc import Sequence
@@ -59,12 +59,7 @@ def make_caches(shape: Shape, blocks: int) -> tuple[Tensor, Tensor]:
 
 
 class Launch:
-    """A batch for the kernel, in which everything that it must not read or write is poisoned.
-
-    Unused slots of used blocks, unused blocks, and query rows of no request are NaN; unused entries
-    of block tables and trees are garbage. Rows and columns of `out` around those of the requests
-    hold a sentinel.
-    """
+    """A batch: what must not be read is NaN or garbage, what surrounds `out` a sentinel."""
 
     ROWS_BEFORE, ROWS_AFTER = 2, 3
 
@@ -190,10 +185,7 @@ def naive_tree_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """`tree_attention` by loops, in float64; depths are counted from the bit sets.
-
-    Returns out [rows, query heads, head_dim], lse [rows, query heads]; NaN in rows of no request.
-    """
+    """(out, lse) by loops, in float64; NaN in rows of no request."""
     heads, head_dim = query.shape[1], query.shape[2]
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     scale = head_dim**-0.5 if scale is None else scale

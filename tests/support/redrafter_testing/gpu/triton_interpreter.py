@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's interpreter for this process: kernels run on CPU tensors, as NumPy.
-
-It is switched on when a kernel is *defined*, by TRITON_INTERPRET=1. The variable is set around the
-import of the kernels' modules and at no other time, so that subprocesses do not inherit it.
-"""
+"""Triton's interpreter for this process: TRITON_INTERPRET=1 is set while kernels are imported."""
 
 import functools
 import importlib
@@ -69,9 +65,7 @@ class Memory:
 def interpreted() -> Iterator[Memory]:
     """While this is entered, what `import_interpreted` imported runs, and runs as on a GPU.
 
-    Two things are missing otherwise. If anything imported Triton before, without the variable, the
-    functions of `tl` that are written in Triton (`tl.sum`, ...) are not interpreted. And the
-    product of bf16 matrices is that of their bits, taken as integers.
+    Else `tl.sum` and the like may be compiled, and bf16 matrices multiplied by their bits.
     """
     import triton.language as tl
     from triton.runtime.interpreter import (

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's Triton backend of multi-head latent attention, in place of that for CPUs.
-
-With the latter, vLLM's own n-gram method gets other greedy answers than without. Of the GPU's
-operations around it, those in C++ are done by torch here.
-"""
+"""vLLM's Triton backend of MLA in place of that for CPUs, whose n-gram method is not lossless."""
 
 from typing import Any
 

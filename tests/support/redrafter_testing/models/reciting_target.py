@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.generation_runs import with_template
-from redrafter_testing.models.tiny_models import add_tokenizer, make_gated, make_target
+from redrafter_testing.models.tiny_models import add_tokenizer, make_reciting, make_target
 from vllm_redrafter.data.rows import TextRow
 
 TEMPLATE = "{# <tool_call> tool_call.name #}" + APPENDING
@@ -32,7 +32,7 @@ def make_reciting_pair(folder: Path) -> tuple[Path, Path]:
     torch.set_num_threads(1)
     try:
         rows = _train(target)
-        return target, make_gated(folder / "drafter", target, rows)
+        return target, make_reciting(folder / "drafter", target, rows)
     finally:
         torch.set_num_threads(threads)
 

@@ -9,12 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import ByteLevelBPETokenizer
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from vllm_redrafter import save_drafter
 from vllm_redrafter.data.rows import TextRow
@@ -23,29 +18,17 @@ from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.replay.batches import TextBatch
-from vllm_redrafter.replay.target import load_target, read_target
+from vllm_redrafter.replay.target import load_target, model_factory, read_target
 from vllm_redrafter.training.distillation import Distillation
 
 MAX_LENGTH = 512
 BOS, EOS = 0, 1
 
 
-def _make_llama(folder: Path, **sizes: Any) -> Path:
+def make_target(folder: Path, vocab_size: int = 512, seed: int = 0, **sizes: Any) -> Path:
     """A Llama with large random weights: its greedy output wanders instead of looping."""
-    config = LlamaConfig(
-        max_position_embeddings=MAX_LENGTH,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        tie_word_embeddings=False,
-        **sizes,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def make_target(folder: Path, vocab_size: int = 512, seed: int = 0, **more: Any) -> Path:
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": 128,
         "intermediate_size": 256,
@@ -53,18 +36,22 @@ def make_target(folder: Path, vocab_size: int = 512, seed: int = 0, **more: Any)
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "initializer_range": 0.2,
+        "max_position_embeddings": MAX_LENGTH,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "tie_word_embeddings": False,
     }
-    return _make_llama(folder, **sizes | more)
+    LlamaForCausalLM(LlamaConfig(**usual | sizes)).save_pretrained(folder)
+    return folder
 
 
 def make_small_target(
     folder: Path, vocab_size: int = 512, hidden_size: int = 64, layers: int = 2
 ) -> Path:
     """A smaller one, for what is slow; its head size is the smallest that kernels know."""
-    torch.manual_seed(0)
-    return _make_llama(
+    return make_target(
         folder,
-        vocab_size=vocab_size,
+        vocab_size,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
@@ -78,12 +65,10 @@ def make_small_target(
 def make_random_target(config: Any, folder: Path) -> Path:
     """A target of any kind whose output depends on all that its attention does.
 
-    Freshly initialised, biases are zero, and Gemma's layers add so little to the embeddings,
-    which they multiply, that it repeats its last token whatever attention does. Granite has
-    attention sinks, one per head, in vLLM alone.
+    Freshly made, biases are zero, and Gemma's layers add little; Granite's sinks are vLLM's alone.
     """
     torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(config).float()
+    model = model_factory(config).from_config(config).float()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -126,17 +111,10 @@ def make_drafter(
     return folder
 
 
-def make_gated(
-    folder: Path, target: Path, rows: Sequence[TextRow], target_layers: tuple[int, ...] = ()
-) -> Path:
-    """A gated head that has some of the target's text by heart, so that it drafts what comes."""
-    return make_reciting(folder, target, rows, "gated", target_layers=target_layers)
-
-
 def make_reciting(
-    folder: Path, target: Path, rows: Sequence[TextRow], name: str, **options: Any
+    folder: Path, target: Path, rows: Sequence[TextRow], name: str = "gated", **options: Any
 ) -> Path:
-    """The same of any head, by its name and the options of its sizes; it drafts four tokens."""
+    """A head that has some of the target's text by heart; it drafts four tokens of what comes."""
     length = 4
     model = load_target(Target.open(target))
     batch = TextBatch.of([[row] for row in rows])

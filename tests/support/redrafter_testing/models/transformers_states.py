@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hidden states by transformers, one text at a time: no engine to start."""
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vllm_redrafter.data.dataset import read_dataset
-from vllm_redrafter.data.fingerprint import target_fingerprint
-from vllm_redrafter.data.hidden_states import StatesInfo, text_fingerprint, write_states
-from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.data.target import Target
+from vllm_redrafter.offline.capture import CaptureJob, capture
 from vllm_redrafter.replay.target import hidden_states, load_target
 
 
@@ -61,32 +60,9 @@ def before_the_norm(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return kept[0][0]
 
 
-@torch.no_grad()
-def write_states_of(
-    folder: Path, target: Path, data: Path, dtype: torch.dtype, layers: tuple[int, ...] = (1, 2)
-) -> Path:
-    """A folder as capture writes it, computed from whole rows, as training itself does."""
-    _, dataset = read_dataset(data)
-    model = load_target(Target.open(target), dtype)
-    lengths = row_lengths(dataset)
-    folder.mkdir()
-    StatesInfo(
-        target=str(target),
-        target_fingerprint=target_fingerprint(target),
-        text_fingerprint=text_fingerprint(dataset),
-        num_rows=len(lengths),
-        num_tokens=int(lengths.sum()),
-        max_length=2048,
-        hidden_size=model.config.get_text_config().hidden_size,
-        dtype=str(dtype).removeprefix("torch."),
-        shard_tokens=1 << 20,
-        target_layers=layers,
-    ).save(folder)
-    states = {}
-    for row, values in enumerate(dataset):
-        tokens = torch.tensor([values["input_ids"]])
-        positions = torch.arange(tokens.shape[1]).unsqueeze(0)
-        found = hidden_states(model, layers, input_ids=tokens, position_ids=positions)
-        states[row] = found[0, :-1].contiguous()
-    write_states(folder, 0, states)
+def write_states_of(folder: Path, target: Path, data: Path, layers: str = "1,2") -> Path:
+    """What capture writes with `TransformersStates`, in float32."""
+    settings = CaptureSettings(dtype="float32", target_layers=layers, check_rows=0)
+    job = CaptureJob(str(target), data, folder, settings)
+    capture(job, TransformersStates, Console(file=io.StringIO()))
     return folder

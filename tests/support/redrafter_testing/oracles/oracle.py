@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proposer that knows the continuation: verification tested apart from any drafter's quality.
+"""A proposer that knows the continuation: verification tested apart from a drafter's quality.
 
-It recognises where a request stands by the hidden state it is given: the nearest of those that
-the target produces along the known sequences. Its trees contain the true continuation down to a
-depth that depends on the root's position alone, `allowed_depth`, among noise.
+It recognises where a request stands by the nearest of the hidden states that it has recorded.
 """
 
 from pathlib import Path

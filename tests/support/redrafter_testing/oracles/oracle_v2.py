@@ -42,15 +42,8 @@ def use() -> None:
     names.CUDA_SPECULATOR = V2_ORACLE
 
 
-def use_with_async_scheduling() -> None:
-    """Likewise, and scheduling is asynchronous."""
-    use()
-    schedule_asynchronously()
-
-
 def schedule_asynchronously() -> None:
-    """As on a GPU: a step is scheduled before the one before it has output its tokens. vLLM decides
-    so, and its CPU platform takes it back."""
+    """As vLLM decides on a GPU; its CPU platform takes it back."""
     from vllm.platforms.cpu import CpuPlatform
 
     update = CpuPlatform.check_and_update_config.__func__

@@ -10,8 +10,7 @@ from redrafter_testing.requests import workloads
 KNOWN, GREEDY_TOKENS, LONGEST = 8, 20, 130
 """An oracle knows answers so much longer than tests ask for: to the end of the last tree."""
 
-TOP_P = workloads.Case("top-p", {"temperature": 0.8, "top_p": 0.95})
-
+TOP_P = {"temperature": 0.8, "top_p": 0.95}
 MAX_MODEL_LEN = 256
 
 REASONING: Any = {"reasoning_start_str": "name", "reasoning_end_str": '"list": ['}
@@ -69,8 +68,7 @@ GREEDY = workloads.greedy(8, GREEDY_TOKENS, longest=LONGEST)
 SAMPLED, MIXED = ALL["sampled"], ALL["mixed"]
 
 EVERYTHING = workloads.joined(
-    workloads.sampling(case, count=1, max_tokens=8, longest=LONGEST)
-    for case in workloads.CASES
-    if case.name in ("top-p", "logit-bias", "bad-words", "repetition-penalty", "logprobs", "json")
+    workloads.sampling(workloads.CASES[name], count=1, max_tokens=8, longest=LONGEST)
+    for name in ("top-p", "logit-bias", "bad-words", "repetition-penalty", "logprobs", "json")
 )
 """Trees, chains, logprobs and so on, in a few steps."""

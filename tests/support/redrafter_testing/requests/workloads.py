@@ -4,7 +4,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vllm import SamplingParams
@@ -56,63 +56,52 @@ def greedy(count: int, max_tokens: int, seed: int = 0, longest: int = 220) -> Wo
     return Workload(prompts(count, seed, longest), [params] * count)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One way to sample; seeded, so that the tokens are comparable."""
-
-    name: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-
 JSON_SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}},
     "required": ["name", "n"],
 }
 
-CASES = [
-    Case("temperature", {"temperature": 0.8}),
-    Case("top-p", {"temperature": 0.9, "top_p": 0.8}),
-    Case("top-k", {"temperature": 1.2, "top_k": 7}),
-    Case("min-p", {"temperature": 1.0, "min_p": 0.1}),
-    Case("logit-bias", {"temperature": 0.8, "logit_bias": {5: 3.0, 9: -100.0}}),
-    Case("logit-bias-greedy", {"temperature": 0, "logit_bias": {7: 2.0, 11: 1.0}}),
-    Case("allowed-tokens", {"temperature": 1.0, "allowed_token_ids": list(range(10, 40))}),
-    Case("bad-words", {"temperature": 0, "bad_words": ["e", "al", '"name']}),
-    Case("repetition-penalty", {"temperature": 0, "repetition_penalty": 1.3}),
-    Case(
-        "presence-and-frequency-penalty",
-        {"temperature": 0.7, "presence_penalty": 0.8, "frequency_penalty": 0.5},
-    ),
-    Case("greedy-with-eos", {"temperature": 0, "ignore_eos": False, "logit_bias": {1: 4.0}}),
-    Case(
-        "min-tokens",
-        {"temperature": 0, "ignore_eos": False, "min_tokens": 20, "logit_bias": {1: 9.0}},
-    ),
-    Case("stop-token", {"temperature": 0, "stop_token_ids": list(range(100, 120))}),
-    Case("stop-string", {"temperature": 0, "stop": ["a", "1"]}),
-    Case("logprobs", {"temperature": 0.8, "logprobs": 3}),
-    Case("greedy-logprobs", {"temperature": 0, "logprobs": 5, "prompt_logprobs": 2}),
-    Case("n", {"temperature": 0.9, "n": 3}),
-    Case(
-        "json",
-        {"temperature": 0.9, "structured_outputs": StructuredOutputsParams(json=JSON_SCHEMA)},
-    ),
-    Case(
-        "regex-greedy",
-        {
-            "temperature": 0,
-            "structured_outputs": StructuredOutputsParams(regex="(ab|cd|[0-9]{3}){2,9}"),
-        },
-    ),
-]
+CASES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "top-p": {"temperature": 0.9, "top_p": 0.8},
+    "top-k": {"temperature": 1.2, "top_k": 7},
+    "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "logit-bias": {"temperature": 0.8, "logit_bias": {5: 3.0, 9: -100.0}},
+    "logit-bias-greedy": {"temperature": 0, "logit_bias": {7: 2.0, 11: 1.0}},
+    "allowed-tokens": {"temperature": 1.0, "allowed_token_ids": list(range(10, 40))},
+    "bad-words": {"temperature": 0, "bad_words": ["e", "al", '"name']},
+    "repetition-penalty": {"temperature": 0, "repetition_penalty": 1.3},
+    "other penalties": {"temperature": 0.7, "presence_penalty": 0.8, "frequency_penalty": 0.5},
+    "greedy-with-eos": {"temperature": 0, "ignore_eos": False, "logit_bias": {1: 4.0}},
+    "min-tokens": {
+        "temperature": 0,
+        "ignore_eos": False,
+        "min_tokens": 20,
+        "logit_bias": {1: 9.0},
+    },
+    "stop-token": {"temperature": 0, "stop_token_ids": list(range(100, 120))},
+    "stop-string": {"temperature": 0, "stop": ["a", "1"]},
+    "logprobs": {"temperature": 0.8, "logprobs": 3},
+    "greedy-logprobs": {"temperature": 0, "logprobs": 5, "prompt_logprobs": 2},
+    "n": {"temperature": 0.9, "n": 3},
+    "json": {
+        "temperature": 0.9,
+        "structured_outputs": StructuredOutputsParams(json=JSON_SCHEMA),
+    },
+    "regex-greedy": {
+        "temperature": 0,
+        "structured_outputs": StructuredOutputsParams(regex="(ab|cd|[0-9]{3}){2,9}"),
+    },
+}
+"""Ways to sample, by name."""
 
 
 def sampling(
-    case: Case, count: int = 4, max_tokens: int = 40, longest: int = 220, seed: int = 7
+    case: Mapping[str, Any], count: int, max_tokens: int = 40, longest: int = 220, seed: int = 7
 ) -> Workload:
-    settings = {"max_tokens": max_tokens, "ignore_eos": "structured_outputs" not in case.params}
-    settings |= dict(case.params)
+    """Sampled so; seeded, so that the tokens are comparable."""
+    settings = {"max_tokens": max_tokens, "ignore_eos": "structured_outputs" not in case, **case}
     params = [SamplingParams(**settings, seed=1000 + i) for i in range(count)]
     return Workload(prompts(count, seed, longest), params)
 
@@ -128,7 +117,7 @@ def joined(loads: Iterable[Workload]) -> Workload:
 
 def mixed(count: int = 2, max_tokens: int = 40, longest: int = 220) -> Workload:
     """All cases in one batch: trees, chains, plain rows and prefill chunks side by side."""
-    return joined(sampling(case, count, max_tokens, longest) for case in CASES)
+    return joined(sampling(case, count, max_tokens, longest) for case in CASES.values())
 
 
 MIXED = mixed()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small multimodal target: Qwen2-Audio, whose positions are one per token (no M-RoPE).
-
-It has so few tokens that a random drafter is often right.
-"""
+"""Qwen2-Audio: positions are one per token; so few tokens that a random drafter is often right."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
@@ -19,8 +15,13 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from redrafter_testing.models.families.family import SIZES, Family, Questions, word_tokenizer
-from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.models.families.family import (
+    SIZES,
+    Family,
+    Questions,
+    rename_weights,
+    word_tokenizer,
+)
 
 HIDDEN = 128
 WORDS = 18
@@ -61,13 +62,7 @@ def make_audio_target(folder: Path) -> Path:
         initializer_range=0.2,
     )
     Qwen2AudioForConditionalGeneration(config).save_pretrained(folder)
-    # vLLM reads the names that transformers wrote before its version 5.
-    file = folder / "model.safetensors"
-    tensors = {
-        name.replace("language_model.model.model.", "language_model.model."): tensor.contiguous()
-        for name, tensor in load_file(file).items()
-    }
-    save_file(tensors, file, metadata={"format": "pt"})
+    rename_weights(folder, "language_model.model.model.", "language_model.model.")
     return folder
 
 
@@ -77,11 +72,7 @@ class Listening(Questions):
 
     blank: bool = False
 
-    def run(self, llm: Any) -> list[list[int]]:
-        prompts = [self._prompt(i) for i in range(self.count)]
-        return single_tokens_of(llm.generate(prompts, self.params(), use_tqdm=False))
-
-    def _prompt(self, i: int) -> dict[str, Any]:
+    def prompt(self, i: int) -> dict[str, Any]:
         text = " ".join(f"w{(j * j + i) % WORDS}" for j in range(4 + 5 * i))
         if i % 3 == 0:
             return {"prompt": text}

@@ -17,15 +17,6 @@ def _make_decisive(config: Any, folder: Path) -> Path:
     return folder
 
 
-MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 32,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 16,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 32,
-}
 WITHOUT_HEAD_DIM = {name: size for name, size in SIZES.items() if name != "head_dim"}
 
 CHAINED = (
@@ -56,20 +47,19 @@ CHAINED = (
         "GraniteMoeHybridForCausalLM",
         transformers.GraniteMoeHybridConfig(
             **{**WITHOUT_HEAD_DIM, "hidden_size": 2 * HIDDEN},
-            **MAMBA | {"mamba_n_heads": 8},
+            mamba_n_heads=8,
+            mamba_d_head=32,
+            mamba_n_groups=1,
+            mamba_d_state=16,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_chunk_size=32,
             layer_types=["mamba", "attention"],
             num_local_experts=0,
             shared_intermediate_size=128,
             position_embedding_type="rope",
         ),
         "Mamba 2",
-        hidden_size=2 * HIDDEN,
-        engines=("v2",),
-    ),
-    random_family(
-        "FalconH1ForCausalLM",
-        transformers.FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=128),
-        "Mamba 2 in every layer",
         engines=("v2",),
     ),
     random_family(
@@ -82,7 +72,6 @@ CHAINED = (
             block_auto_adjust_ff_dim=False,
         ),
         "short convolutions",
-        hidden_size=2 * HIDDEN,
         engines=("v2",),
     ),
     random_family(

@@ -10,7 +10,6 @@ DENSE = (
     random_family(
         "Qwen2ForCausalLM",
         transformers.Qwen2Config(**{**SIZES, "hidden_size": 2 * HIDDEN}),
-        hidden_size=2 * HIDDEN,
     ),
     random_family(
         "Qwen3ForCausalLM",
@@ -57,7 +56,6 @@ DENSE = (
             eos_token_id=1,
         ),
         "learned positions",
-        hidden_size=2 * HIDDEN,
     ),
     random_family(
         "BloomForCausalLM",
@@ -65,7 +63,6 @@ DENSE = (
             vocab_size=VOCAB, hidden_size=2 * HIDDEN, n_layer=2, n_head=2, initializer_range=0.3
         ),
         "ALiBi",
-        hidden_size=2 * HIDDEN,
         engines=("cpu",),
     ),
 )

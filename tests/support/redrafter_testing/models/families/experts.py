@@ -33,13 +33,11 @@ EXPERTS = (
             **WIDE, moe_intermediate_size=64, shared_expert_intermediate_size=64
         ),
         "a shared expert",
-        hidden_size=2 * HIDDEN,
     ),
     random_family(
         "OlmoeForCausalLM",
         transformers.OlmoeConfig(**WIDE),
         "norms of q and k across heads",
-        hidden_size=2 * HIDDEN,
     ),
     random_family(
         "GptOssForCausalLM",

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from vllm import SamplingParams
 
 from redrafter_testing.models.tiny_models import make_random_target
 from redrafter_testing.requests.answers import single_tokens_of
-from redrafter_testing.requests.workloads import Workload
 
 VOCAB, HIDDEN = 24, 64
 SIZES: dict[str, Any] = {
@@ -42,7 +42,12 @@ class Questions:
     tokens: int
 
     def run(self, llm: Any) -> list[list[int]]:
-        return single_tokens_of(Workload(self.prompts(), self.params()).run(llm))
+        """The answers' tokens."""
+        asked = [self.prompt(i) for i in range(self.count)]
+        return single_tokens_of(llm.generate(asked, self.params(), use_tqdm=False))
+
+    def prompt(self, i: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self.prompts()[i]}
 
     def prompts(self) -> list[list[int]]:
         rng = random.Random(0)
@@ -63,12 +68,10 @@ class Questions:
 
 @dataclass(frozen=True)
 class Family:
-    """Targets of one class; docs/compatibility.md has a row with its name in vLLM.
+    """Targets of one class in vLLM, with a row in docs/compatibility.md; the drafter's sizes.
 
-    `feature` is what else is special; the sizes are the drafter's. `questions` and `blank`, the
-    same with nothing to see or hear, take how many there are and the most tokens of an answer.
-    `batched_tokens` are those of a step of V2. A prefix LM's images see their own tokens, which
-    vLLM's CPU attention ignores: plain V2 answers by vLLM's Triton attention.
+    `questions` and `blank` (nothing to see or hear) take a number and the most tokens of an answer.
+    A prefix LM's images see their own tokens, which vLLM's CPU attention ignores.
     """
 
     architecture: str
@@ -91,7 +94,15 @@ class Family:
 
 def random_family(architecture: str, config: Any, feature: str = "", **rest: Any) -> Family:
     """A target of random weights with this configuration."""
-    return Family(architecture, partial(make_random_target, config), feature, **rest)
+    sizes = {"hidden_size": config.get_text_config().hidden_size, **rest}
+    return Family(architecture, partial(make_random_target, config), feature, **sizes)
+
+
+def rename_weights(folder: Path, new: str, old: str) -> None:
+    """Give a target's weights the names, which vLLM reads, that transformers 4 wrote."""
+    file = folder / "model.safetensors"
+    tensors = {name.replace(new, old): t.contiguous() for name, t in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def word_tokenizer(names: Sequence[str], added: Sequence[str] = (), **rest: Any) -> Any:

@@ -10,31 +10,20 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from redrafter_testing.models.families.family import (
     SIZES,
     Family,
     Questions,
     random_family,
+    rename_weights,
     word_tokenizer,
 )
-from redrafter_testing.requests.answers import single_tokens_of
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-GEMMA3 = {
-    **SIZES,
-    "layer_types": [SLIDING, FULL],
-    "sliding_window": 32,
-    "query_pre_attn_scalar": 64,
-}
-GEMMA4 = {
-    **SIZES,
-    "layer_types": [SLIDING, FULL],
-    "sliding_window": 32,
-    "head_dim": 256,
-    "global_head_dim": 512,
-}
+WINDOWS = {**SIZES, "layer_types": [SLIDING, FULL], "sliding_window": 32}
+GEMMA3 = {**WINDOWS, "query_pre_attn_scalar": 64}
+GEMMA4 = {**WINDOWS, "head_dim": 256, "global_head_dim": 512}
 EFFICIENT = {
     **GEMMA4,
     "num_hidden_layers": 3,
@@ -59,11 +48,7 @@ EXPERTS = {
 WORDS = 4
 NEWLINES = ["\n" * count for count in range(1, 5)]
 """Gemma's tokenizer has a token for each."""
-SIGNS = {
-    "boi_token": "<boi>",
-    "eoi_token": "<eoi>",
-    "image_token": "<image>",
-}
+SIGNS = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<image>"}
 IMAGE_TOKENS = 16
 
 
@@ -98,13 +83,7 @@ def make_seeing_gemma3(folder: Path) -> Path:
         if "vision_tower" in name or "projection" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    # vLLM reads the names that transformers wrote before its version 5.
-    file = folder / "model.safetensors"
-    tensors = {
-        name.replace("vision_tower.", "vision_tower.vision_model."): tensor
-        for name, tensor in load_file(file).items()
-    }
-    save_file(tensors, file, metadata={"format": "pt"})
+    rename_weights(folder, "vision_tower.", "vision_tower.vision_model.")
     images = transformers.Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
     processor = transformers.Gemma3Processor(images, tokenizer, image_seq_length=IMAGE_TOKENS)
     processor.save_pretrained(folder)
@@ -120,11 +99,7 @@ def _tokenizer() -> Any:
 class Seeing(Questions):
     """Requests with no image, with one, and with two."""
 
-    def run(self, llm: Any) -> list[list[int]]:
-        prompts = [self._prompt(i) for i in range(self.count)]
-        return single_tokens_of(llm.generate(prompts, self.params(), use_tqdm=False))
-
-    def _prompt(self, i: int) -> dict[str, Any]:
+    def prompt(self, i: int) -> dict[str, Any]:
         rng, pixels = random.Random(i), np.random.default_rng(i)
         words = [f"w{rng.randrange(WORDS)}" for _ in range(4 + 5 * i)]
         count = i % 3

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised targets, in the formats that vLLM runs on a CPU.
+"""Quantised targets in the formats that vLLM runs on a CPU, most of whose kernels want 16 bits.
 
-All in float16: most of these kernels want 16 bits, and under Triton's interpreter plain vLLM's own
-attention is wrong in bfloat16. A random target's answers would change with rounding, hence with
-how many rows a step has: this one is sure of them.
+Under Triton's interpreter plain vLLM is wrong in bfloat16; a decisive target bears rounding.
 """
 
 from collections.abc import Callable

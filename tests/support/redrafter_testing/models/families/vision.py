@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that see images: a token of an image has several positions (M-RoPE).
-
-Their vision towers are as small as their classes allow, and their tokens so few that a random
-drafter is often right.
-"""
+"""Targets that see images: a token of an image has several positions (M-RoPE)."""
 
 import json
 from dataclasses import dataclass
@@ -12,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
 from PIL import Image
 
 from redrafter_testing.models.families.family import SIZES, Family, Questions, word_tokenizer
+from redrafter_testing.models.tiny_models import make_random_target
 from redrafter_testing.requests.answers import single_tokens_of
 
 WORDS = [f"w{i}" for i in range(18)]
@@ -90,12 +86,7 @@ def make_vision_target(
     config: Any, special: dict[str, str], processors: tuple[str, str], folder: Path
 ) -> Path:
     """Random weights, a tokenizer (`special`: its tokens behind WORDS) and a processor."""
-    torch.manual_seed(5)
-    model = transformers.AutoModelForImageTextToText.from_config(config).float()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
+    make_random_target(config, folder)
     tokenizer = word_tokenizer(["<s>", "</s>", *WORDS])
     tokenizer.add_special_tokens({"additional_special_tokens": list(special.values())})
     tokenizer.save_pretrained(folder)

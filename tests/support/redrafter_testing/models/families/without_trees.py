@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of targets that verify no trees, and what is said of them before any process starts.
+"""Targets that verify no trees, known by their configuration alone; chained.py has weights, too."""
 
-They show in their configuration what they are, so no weights are made.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +19,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+TEXT = {"text_config": SIZES}
 MLA = {
     **SIZES,
     "head_dim": 16,
@@ -30,6 +28,16 @@ MLA = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
 }
+CHUNKED = {"text_config": {**SIZES, "attention_chunk_size": 32}}
+SPEECH = {
+    "vocab_size": VOCAB,
+    "d_model": HIDDEN,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "decoder_start")},
+}
 STATE = "its Mamba or linear-attention layers keep a state that no tree can share"
 LATENT = r"its attention is multi-head latent attention \(MLA\)"
 REFUSED_ON_CPUS = {
@@ -37,7 +45,6 @@ REFUSED_ON_CPUS = {
     LATENT: r"on vLLM's CPU backend multi-head latent attention \(MLA\) verifies no drafts",
 }
 """By why a target verifies chains elsewhere."""
-CHUNKS = "its attention is local to chunks of 32 tokens"
 
 
 class FamilyWithoutTrees(NamedTuple):
@@ -56,37 +63,18 @@ class FamilyWithoutTrees(NamedTuple):
         return folder
 
 
-TEXT = {"text_config": SIZES}
-CHUNKED = {**SIZES, "attention_chunk_size": 32}
-SPEECH = {
-    "vocab_size": VOCAB,
-    "d_model": HIDDEN,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "decoder_start")},
-}
-
-CHAINED = (
-    FamilyWithoutTrees("DeepseekV3ForCausalLM", "deepseek_v3", LATENT, MLA),
+CHAINS_ALONE = (
     FamilyWithoutTrees("Glm4MoeLiteForCausalLM", "glm4_moe_lite", LATENT, MLA),
-    FamilyWithoutTrees("Qwen3NextForCausalLM", "qwen3_next", STATE),
     FamilyWithoutTrees("Qwen3_5ForConditionalGeneration", "qwen3_5", STATE, TEXT),
     FamilyWithoutTrees("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", STATE, TEXT),
     FamilyWithoutTrees("NemotronHForCausalLM", "nemotron_h", STATE),
-    FamilyWithoutTrees("GraniteMoeHybridForCausalLM", "granitemoehybrid", STATE),
     FamilyWithoutTrees("JambaForCausalLM", "jamba", STATE),
     FamilyWithoutTrees("FalconH1ForCausalLM", "falcon_h1", STATE),
     FamilyWithoutTrees(
-        "Lfm2ForCausalLM",
-        "lfm2",
-        STATE,
-        {**SIZES, "layer_types": ["conv", "full_attention"] * 2},
-    ),
-    FamilyWithoutTrees("Llama4ForCausalLM", "llama4_text", CHUNKS, CHUNKED),
-    FamilyWithoutTrees(
-        "Llama4ForConditionalGeneration", "llama4", CHUNKS, {"text_config": CHUNKED}
+        "Llama4ForConditionalGeneration",
+        "llama4",
+        "its attention is local to chunks of 32 tokens",
+        CHUNKED,
     ),
 )
 REFUSED = (
@@ -98,3 +86,27 @@ REFUSED = (
         {"vocab_size": VOCAB, "hidden_size": HIDDEN, "state_size": 16, "num_hidden_layers": 2},
     ),
 )
+
+
+def start_messages(llm: Any, targets: Sequence[Path], drafter: Path) -> list[str]:
+    """For `Engine.call`: why each target is refused, or why it verifies chains; "" for trees."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_redrafter import ConfigError, plugin
+    from vllm_redrafter.engine.chains import ANNOUNCEMENT
+
+    reasons: list[str] = []
+    plugin._log_chains = reasons.extend
+    messages = []
+    for target in targets:
+        reasons.clear()
+        speculative = {"model": str(drafter), "num_speculative_tokens": 8}
+        arguments = EngineArgs(
+            str(target), skip_tokenizer_init=True, speculative_config=speculative
+        )
+        try:
+            arguments.create_engine_config()
+            messages.append(ANNOUNCEMENT % "; ".join(reasons) if reasons else "")
+        except ConfigError as error:
+            messages.append(str(error))
+    return messages

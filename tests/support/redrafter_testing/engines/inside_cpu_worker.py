@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests ask of a CPU worker's planner, from inside its process, by `Engine.rpc`."""
+"""What tests ask of a CPU worker from inside its process, by `Engine.rpc`."""
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
+from numba.core.dispatcher import Dispatcher
 
 from vllm_redrafter.budget.choice import Flags, VerifyCosts, verify_everything
 from vllm_redrafter.budget.planner import BatchPlanner
@@ -83,6 +85,25 @@ def force(worker: Any, planner: type[BatchPlanner] | None) -> None:
         drafting.planner = planner(own.config, own.times.table, worker.model_runner.max_num_reqs)
 
 
-def slope(worker: Any) -> float:
-    """By how much greedy nodes of greater log-odds are more probable to be accepted."""
-    return float(worker.model_runner.proposer.acceptance.slopes[0])
+def compiled_loops(_: object) -> dict[str, list[str]]:
+    """By function: the arguments' types that numba compiled it for, or read from disk for."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("vllm_redrafter.")]
+    return {
+        f"{module.__name__}.{name}": [str(types) for types in loop.signatures]
+        for module in modules
+        for name, loop in vars(module).items()
+        if isinstance(loop, Dispatcher)
+    }
+
+
+def record_candidates(worker: Any) -> None:
+    """Fill `worker.candidates` with how many candidates each draft chooses from."""
+    from vllm_redrafter.engine.cpu import proposer
+
+    search, worker.candidates = proposer.search, set()
+
+    def recorded(*given: Any) -> Any:
+        worker.candidates.add(given[-1])
+        return search(*given)
+
+    proposer.search = recorded
