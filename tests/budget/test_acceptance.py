@@ -119,11 +119,7 @@ def test_a_profile_begins_with_what_was_recorded_and_goes_on_in_the_usual_shape(
     assert profile.survival[:2, :2] == pytest.approx(np.array(RECORD.survival))
     assert profile.survival[2:] == pytest.approx(usual[2:] * 0.3 / usual[1, 0])
     assert profile.survival[:2, 2] == pytest.approx(usual[:2, 2] * [0.6, 0.3] / usual[:2, 0])
-    # Of a smaller search, what it has of it; a draft moves it as far as any other profile.
-    small = SurvivalProfile(1, 1, RECORD)
-    assert small.survival == pytest.approx(np.array([[0.6]]))
-    small.drafted(np.zeros((STARTING_WEIGHT, 1, 1)))
-    assert small.survival == pytest.approx(np.array([[0.3]]))
+    assert SurvivalProfile(1, 1, RECORD).survival == pytest.approx(np.array([[0.6]]))
 
 
 def test_a_record_of_nodes_that_were_never_accepted_leaves_room_to_learn() -> None:

@@ -9,18 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vllm_redrafter.budget.choice import (
-    Floats,
-    best_budget,
-    best_common_budget,
-    verify_everything,
-)
+from vllm_redrafter.budget.choice import Floats, best_budget, best_common_budget
 
 PROBABILITIES = arrays.arrays(
     np.float64, st.tuples(st.integers(1, 3), st.integers(1, 4)), elements=st.floats(0.0, 1.0)
 )
-
-
 COSTS = arrays.arrays(np.float64, 20, elements=st.floats(0.1, 10.0))
 
 
@@ -39,15 +32,6 @@ def test_the_choice_is_the_best_of_all_ways_to_cut_the_trees(
         for cuts in itertools.product(range(nodes + 1), repeat=requests)
     ]
     assert choice.tokens_per_second == pytest.approx(max(rates))
-
-
-def test_there_are_terms_on_which_everything_is_verified() -> None:
-    survival = np.array([[0.5, 1e-6], [0.2, 0.0]])
-    verify_costs = verify_everything(6)
-    choice = best_budget(survival, 2, verify_costs.draft_seconds, verify_costs.verify_seconds)
-    assert choice.budget == 3 <= verify_costs.least
-    assert choice.tokens == pytest.approx(2.700001)
-    assert verify_costs.verify_seconds[2] == verify_costs.nothing_seconds
 
 
 @settings(deadline=None)

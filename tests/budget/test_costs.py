@@ -33,9 +33,7 @@ def test_costs_lie_on_the_lines_between_measurements_and_beyond_the_last_one() -
     assert table().draft_seconds(2, 4, 5) == pytest.approx(5.5)
     assert table().verify_seconds(11) == pytest.approx(24.0)
     assert table().draft_seconds(4, 4, 1) == pytest.approx(2.5)
-
-
-def test_more_work_never_takes_less_time() -> None:
+    # More work never takes less time.
     noisy = table(verify=(VerifyCost(1, 10.0), VerifyCost(2, 9.0), VerifyCost(3, 11.0)))
     assert noisy.verify_seconds([1, 2, 3]).tolist() == [9.0, 9.0, 11.0]
 

@@ -71,16 +71,7 @@ def test_adversarial_texts_beyond_the_first_room(
         assert_matches(index, {"a": text[:upto], "b": text[: upto // 2 + 1]})
 
 
-def test_of_a_request_that_left_nothing_is_known() -> None:
-    index = ContextIndex(SLOTS, PATHS, LENGTH, VOCAB_SIZE)
-    assert matches(index, {"a": [1, 2, 3, 1], "b": [4, 4]}).lengths.any()
-    index.forget("a")
-    index.forget("nobody")
-    assert_matches(index, {"a": [1], "b": [4, 4]})
-    assert not matches(index, {"c": [2]}).lengths.any()
-
-
-def test_preempted_requests_make_room_and_are_entered_anew() -> None:
+def test_requests_that_left_are_forgotten_and_those_preempted_are_entered_anew() -> None:
     index = ContextIndex(2, PATHS, LENGTH, VOCAB_SIZE)
     steps: list[dict[str, list[int]]] = [
         {"a": [1, 2, 1], "b": [3, 3]},
@@ -90,6 +81,10 @@ def test_preempted_requests_make_room_and_are_entered_anew() -> None:
     ]
     for texts in steps:
         assert_matches(index, texts)
+    index.forget("a")
+    index.forget("nobody")
+    assert_matches(index, {"a": [1], "b": [3, 3, 3]})
+    assert not matches(index, {"c": [2]}).lengths.any()
 
 
 def test_memory_of_requests_that_left_is_used_again() -> None:

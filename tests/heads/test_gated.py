@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
+from vllm_redrafter.heads.registry import NAMES, new_head
 from vllm_redrafter.training.training_config import HeadName
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -66,16 +66,10 @@ def test_states_and_logits_are_the_formulas(config: GatedConfig) -> None:
     torch.testing.assert_close(head.logits(hidden, hidden, 2), expected)
 
 
-def test_its_config_is_read_and_checked() -> None:
-    read = head_config({"model_type": "redrafter_gated", "vocab_size": V, "hidden_size": H})
-    assert read == GatedConfig(V, H, num_draft_layers=0)
-    assert isinstance(build_head(read), GatedHead)
+def test_sizes_that_it_does_not_have_are_refused() -> None:
     for wrong in (-1, 257, True, 1.0):
         with pytest.raises(ConfigError, match="num_draft_layers must be"):
             GatedConfig(V, H, num_draft_layers=wrong)  # type: ignore[arg-type]
-
-
-def test_a_size_that_it_has_not_is_refused() -> None:
     assert new_head("gated", V, H, exit_dim=None).config == GatedConfig(V, H)
     with pytest.raises(ConfigError, match="exit_dim: a redrafter_gated head has no such size"):
         new_head("gated", V, H, exit_dim=2 * H)

@@ -51,13 +51,9 @@ def test_a_level_s_logits_are_its_head_s_whatever_was_drafted(sizes: dict[str, A
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"num_heads": 0},
-        {"num_heads": True},
-        {"num_heads": 128},
-        {"num_heads": 2, "num_draft_layers": -1},
-        {"num_heads": 2, "num_draft_layers": 257},
-        {"num_heads": 2, "bias": 1},
-        {"num_heads": 2, "shared_output": "yes"},
+        *({"num_heads": wrong} for wrong in (0, True, 128)),
+        *({"num_heads": 2, "num_draft_layers": wrong} for wrong in (-1, 257)),
+        *({"num_heads": 2, "bias": 1}, {"num_heads": 2, "shared_output": "yes"}),
     ],
 )
 def test_impossible_sizes_are_refused(sizes: dict[str, Any]) -> None:

@@ -48,17 +48,18 @@ def test_it_is_written_read_and_converted_with_its_drafter(checkpoint: Path) -> 
         convert(str(checkpoint), checkpoint.parent / "apple", to="apple")
 
 
-def test_drafts_choose_among_candidates_unless_the_config_says_otherwise(checkpoint: Path) -> None:
-    assert validated(Request(asked(checkpoint)))[0].candidates == USUAL_CANDIDATES
-    assert validated(Request(asked(checkpoint, candidates=64)))[0].candidates == 64
-    assert validated(Request(asked(checkpoint, candidates=0)))[0].candidates == 0
-
-
-def test_longer_drafts_than_it_tells_candidates_for_have_none(checkpoint: Path) -> None:
-    config = validated(Request(asked(checkpoint, beam_length=5)))[0]
-    assert (config.beam_length, config.candidates) == (5, 0)
-    with pytest.raises(ConfigError, match=r"beam_length 5 exceeds the 4 tokens .* candidates 0"):
-        validated(Request(asked(checkpoint, beam_length=5, candidates=64)))
+@pytest.mark.parametrize(
+    ("more", "candidates"),
+    [
+        *(({}, USUAL_CANDIDATES), ({"candidates": 64}, 64), ({"candidates": 0}, 0)),
+        # The selector is of three depths behind the first.
+        ({"beam_length": 5}, 0),
+    ],
+)
+def test_drafts_choose_among_candidates_unless_the_config_says_otherwise(
+    checkpoint: Path, more: dict[str, Any], candidates: int
+) -> None:
+    assert validated(Request(asked(checkpoint, **more)))[0].candidates == candidates
 
 
 @pytest.mark.parametrize(("recorded", "served"), [(0, 0), (32, USUAL_CANDIDATES), (64, 64)])
@@ -73,10 +74,12 @@ def test_wider_drafts_than_the_checkpoint_has_candidates_for_have_the_usual_numb
         validated(Request(asked(tmp_path, beam_width=33, candidates=32)))
 
 
-def test_candidates_of_a_head_that_tells_none_are_refused(tmp_path: Path) -> None:
-    save_drafter(new_head("gated", V, H), tmp_path, "target")
+def test_candidates_that_a_head_cannot_tell_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"beam_length 5 exceeds the 4 tokens .* candidates 0"):
+        validated(Request(asked(checkpoint, beam_length=5, candidates=64)))
+    save_drafter(new_head("gated", V, H), tmp_path / "none", "target")
     with pytest.raises(ConfigError, match=r"candidates 64, .* has no selector: add one"):
-        validated(Request(asked(tmp_path, candidates=64)))
+        validated(Request(asked(tmp_path / "none", candidates=64)))
 
 
 @pytest.mark.parametrize(

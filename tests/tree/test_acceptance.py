@@ -2,6 +2,7 @@
 """The acceptance walk follows what the target sampled, and loses nothing of its distribution."""
 
 import itertools
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from redrafter_testing.algorithm import naive
 from redrafter_testing.algorithm.naive import Prefix
-from redrafter_testing.algorithm.tree_batches import token_trees
+from redrafter_testing.algorithm.tree_batches import grown_tree, token_trees
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.tree.step import Node, walk
 from vllm_redrafter.tree.token_tree import TokenTree
@@ -33,15 +34,7 @@ class Nodes:
 
     @classmethod
     def grow(cls, draws: Sequence[tuple[int, int]]) -> "Nodes":
-        """Add a node per (integer that chooses its parent, token), unless a sibling has it."""
-        tree = cls([ROOT], [0])
-        for choice, token in draws:
-            parent = choice % len(tree.tokens)
-            siblings = zip(tree.parents[1:], tree.tokens[1:], strict=True)
-            if (parent, token) not in siblings:
-                tree.tokens.append(token)
-                tree.parents.append(parent)
-        return tree
+        return cls(*grown_tree(draws, ROOT))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -129,10 +122,6 @@ def first_tokens(step: Step, prefix: Prefix = ()) -> Distribution:
     return total
 
 
-def plain_decoding(target: RandomModel) -> Step:
-    return lambda prefix: {(token,): p for token, p in enumerate(target(prefix))}
-
-
 def tree_speculation(target: RandomModel, trees: Callable[[Prefix], Nodes]) -> Step:
     """One step with the package's scorer, over every assignment of sampled tokens to nodes."""
 
@@ -144,16 +133,10 @@ def tree_speculation(target: RandomModel, trees: Callable[[Prefix], Nodes]) -> S
         tree = batch([nodes] * len(assignments), len(nodes))
         accepted = accept_path(tree, torch.tensor(assignments))
         outputs: Distribution = defaultdict(float)
-        for sampled, output, length in zip(
-            assignments,
-            accepted.output_tokens.tolist(),
-            accepted.num_sampled.tolist(),
-            strict=True,
-        ):
-            probability = 1.0
-            for conditional, token in zip(conditionals, sampled, strict=True):
-                probability *= conditional[token]
-            outputs[tuple(output[:length])] += probability
+        columns = assignments, accepted.output_tokens.tolist(), accepted.num_sampled.tolist()
+        for sampled, output, length in zip(*columns, strict=True):
+            probabilities = [c[token] for c, token in zip(conditionals, sampled, strict=True)]
+            outputs[tuple(output[:length])] += math.prod(probabilities)
         return outputs
 
     return step
@@ -161,9 +144,12 @@ def tree_speculation(target: RandomModel, trees: Callable[[Prefix], Nodes]) -> S
 
 def worst_error(step: Step, target: RandomModel) -> float:
     """The largest error in the probability of any HORIZON tokens."""
-    expected, found = first_tokens(plain_decoding(target)), first_tokens(step)
-    sequences = itertools.product(range(VOCAB), repeat=HORIZON)
-    return max(abs(expected.get(tokens, 0.0) - found.get(tokens, 0.0)) for tokens in sequences)
+    found = first_tokens(step)
+    errors = []
+    for tokens in itertools.product(range(VOCAB), repeat=HORIZON):
+        plain = math.prod(target(tokens[:i])[token] for i, token in enumerate(tokens))
+        errors.append(abs(plain - found.get(tokens, 0.0)))
+    return max(errors)
 
 
 @settings(deadline=None, max_examples=30)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from redrafter_testing.algorithm import naive
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 
 HIDDEN = 8
@@ -97,15 +96,3 @@ def test_an_apple_checkpoint_gives_apples_beams_and_log_probs(
         torch.testing.assert_close(
             log_probs[request], torch.tensor(expected_log_probs), rtol=1e-5, atol=1e-5
         )
-
-
-@pytest.mark.parametrize(
-    ("vocab", "width", "live"), [(2, 5, [2, 4, 5]), (1, 2, [1, 1, 1]), (60, 3, [3, 3, 3])]
-)
-def test_slots_that_no_beam_fills_are_dead(vocab: int, width: int, live: list[int]) -> None:
-    drafter = RecurrentHead(RecurrentConfig(vocab, HIDDEN, exit_dim=2 * HIDDEN))
-    embedding, hidden = torch.randn(vocab, HIDDEN), torch.randn(REQUESTS, HIDDEN)
-    roots = torch.zeros(REQUESTS, dtype=torch.int64)
-    explored = beam_search(drafter, embedding.__getitem__, hidden, roots, width, 3)
-    assert (explored.log_probs > -torch.inf).sum(dim=2).tolist() == [live] * REQUESTS
-    assert not explored.log_probs.isnan().any()

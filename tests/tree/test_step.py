@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from redrafter_testing.models.tiny_models import make_small_target
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.tree.acceptance import accept_path
 from vllm_redrafter.tree.beam_search import beam_search
-from vllm_redrafter.tree.step import Node, Sample, Tree, ancestors, best_nodes, step, walk
+from vllm_redrafter.tree.step import Node, Sample, Tree, ancestors, best_nodes, step
 from vllm_redrafter.tree.step import beam_search as plain_search
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -121,7 +120,7 @@ def test_the_output_is_plain_decodings(
 
 @torch.inference_mode()
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_batch_is_searched_selected_and_walked_as_one_request(
+def test_a_batch_is_searched_and_selected_as_one_request(
     small_target: Path, shape: ReDrafterConfig
 ) -> None:
     llama = Llama(small_target, PROMPT)
@@ -132,13 +131,6 @@ def test_a_batch_is_searched_selected_and_walked_as_one_request(
     width, length = shape.beam_width, shape.beam_length
     batch = beam_search(drafter, embedding.__getitem__, hidden, roots, width, length)
     trees = TokenTree.from_explored(roots, batch, shape.num_speculative_tokens)
-    sampled = torch.randint(VOCAB, trees.tokens.shape)
-    # Half of the nodes are drawn by their parents.
-    followed = torch.rand(trees.tokens.shape) < 0.5
-    for request, node in (followed & trees.is_node).nonzero().tolist():
-        if node:
-            sampled[request, trees.parents[request, node]] = trees.tokens[request, node]
-    accepted = accept_path(trees, sampled)
     for request in range(requests):
         explored = plain_search(drafter, lambda t: embedding[t], hidden[request], request, shape)
         tree = best_nodes(explored, shape.num_speculative_tokens)
@@ -148,8 +140,3 @@ def test_a_batch_is_searched_selected_and_walked_as_one_request(
         assert [node.parent for node in tree] == trees.parents[request, :count].tolist()
         assert [node.depth for node in tree] == trees.depths[request, :count].tolist()
         assert torch.equal(ancestors(tree), trees.ancestor_mask[request, :count, :count])
-        drawn = sampled[request].tolist()
-        path, output = walk(tree, lambda node, _, drawn=drawn: drawn[node])
-        assert path == accepted.path[request, : len(path)].tolist()
-        assert output == accepted.output_tokens[request, : len(path)].tolist()
-        assert len(path) == accepted.num_sampled[request]

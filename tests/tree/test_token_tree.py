@@ -4,6 +4,7 @@
 import math
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from redrafter_testing.algorithm import naive
 from redrafter_testing.algorithm.naive import Prefix
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 # Sums of these stay exact in float32.
@@ -169,3 +172,10 @@ def test_a_full_chain_has_every_bit_of_every_word() -> None:
     words = tree.ancestors[0].tolist()
     assert words[30] == [2**31 - 1, 0, 0, 0] and words[31] == [-1, 0, 0, 0]
     assert words[32] == [-1, 1, 0, 0] and words[127] == [-1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("max_nodes", "shape"), [(4, (1, 4)), (5, (3, 5)), (12, (3, 5))])
+def test_a_step_of_fewer_nodes_than_a_beam_is_long_drafts_the_best_beam_alone(
+    max_nodes: int, shape: tuple[int, int]
+) -> None:
+    assert search_shape(ReDrafterConfig(12, beam_width=3, beam_length=5), max_nodes) == shape

@@ -2,7 +2,7 @@
 """Trees of given shapes, for tests of the kernels. One tree is the list of its nodes' parents."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,17 @@ def bushy(nodes: int, seed: int = 0) -> list[int]:
     """Any earlier node may be a node's parent."""
     rng = random.Random(seed)
     return [0, *(rng.randrange(node) for node in range(1, nodes))]
+
+
+def grown_tree(draws: Iterable[tuple[int, int]], root: int) -> tuple[list[int], list[int]]:
+    """(tokens, parents): a node per (choice of its parent, token), unless a sibling has it."""
+    tokens, parents = [root], [0]
+    for choice, token in draws:
+        parent = choice % len(tokens)
+        if (parent, token) not in zip(parents[1:], tokens[1:], strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    return tokens, parents
 
 
 def token_trees(
