@@ -14,15 +14,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_replaces_an_older_one_when_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    with whole_file(path) as file:
-        file.write(b"new")
-        assert path.read_bytes() == b"old"
-    assert path.read_bytes() == b"new" and names(tmp_path) == ["file"]
-
-
 @pytest.mark.parametrize("links", [True, False])
 def test_of_several_writers_the_first_one_s_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
@@ -48,14 +39,17 @@ def test_a_folder_takes_its_name_when_it_is_whole_and_is_left_alone_then(tmp_pat
 
 
 @pytest.mark.parametrize("error", [OSError, RuntimeError, KeyboardInterrupt])
-def test_nothing_is_left_of_what_was_not_finished(
+def test_a_file_is_replaced_when_it_is_whole_and_nothing_is_left_of_half_a_one(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     (tmp_path / "file").write_bytes(b"old")
+    with whole_file(tmp_path / "file") as file:
+        file.write(b"new")
+        assert (tmp_path / "file").read_bytes() == b"old"
     with pytest.raises(error), whole_file(tmp_path / "file") as file:
-        file.write(b"ne")
+        file.write(b"half")
         raise error
     with pytest.raises(error), whole_folder(tmp_path / "folder") as folder:
         (folder / "file").write_text("half")
         raise error
-    assert names(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"old"
+    assert names(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"new"

@@ -7,17 +7,16 @@ import torch
 from vllm_redrafter.utils.processor import advice_on, fast_dtype
 
 
-@pytest.mark.parametrize("has", ["avx512_bf16", "amx_bf16"])
-def test_bfloat16_is_for_processors_that_have_it(has: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, has: True})
-    assert fast_dtype() == torch.bfloat16
-    assert advice_on(torch.bfloat16) is None and advice_on(torch.float32) is None
-
-
-def test_float32_is_advised_where_bfloat16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    capabilities = {"avx2": True, "avx512_bf16": False, "cpu_name": "bf16 in a name"}
+@pytest.mark.parametrize(
+    ("capability", "is_fast"),
+    [("avx512_bf16", True), ("amx_bf16", True), ("cpu_name", False)],
+)
+def test_bfloat16_is_for_processors_that_have_it(
+    capability: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capabilities = {"avx2": True, "avx512_bf16": False, capability: is_fast or "bf16 in a name"}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert fast_dtype() == torch.float32
+    assert fast_dtype() == (torch.bfloat16 if is_fast else torch.float32)
     advice = advice_on(torch.bfloat16)
-    assert advice is not None and "--dtype float32" in advice
+    assert advice is None if is_fast else "--dtype float32" in advice
     assert advice_on(torch.float32) is None

@@ -10,14 +10,6 @@ from vllm_redrafter.utils import progress
 from vllm_redrafter.utils.progress import progress_bar
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be set."""
-    now = [100.0]
-    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
-    return now
-
-
 def lines(clock: list[float], terminal: bool, disable: bool = False) -> list[str]:
     """What is printed of 10 steps, a quarter of a minute each, but for the bar at the end."""
     said = io.StringIO()
@@ -30,6 +22,10 @@ def lines(clock: list[float], terminal: bool, disable: bool = False) -> list[str
     return [line for line in said.getvalue().splitlines() if line.startswith("answers:")]
 
 
-def test_a_file_gets_a_line_every_minute_and_a_terminal_the_bar_alone(clock: list[float]) -> None:
+def test_a_file_gets_a_line_every_minute_and_a_terminal_the_bar_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
     assert lines(clock, terminal=False) == ["answers: 4 of 10, loss 3", "answers: 8 of 10, loss 7"]
     assert lines(clock, terminal=True) == lines(clock, terminal=False, disable=True) == []
