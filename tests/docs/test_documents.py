@@ -184,3 +184,18 @@ def test_speed_ups_that_are_repeated_were_measured_and_the_readme_is_short() -> 
     assert len(choose) > 30 and not {*choose} - {*numbers, *heads}
     assert not {*FIGURE.findall(results[0])} - {*numbers}
     assert len(texts["README.md"].split()) <= 700
+
+
+def test_every_wrap_and_every_exchanged_class_of_vllm_has_its_row() -> None:
+    page = (REPO / "docs" / "upstream.md").read_text()
+    package = REPO / "vllm_redrafter"
+    wraps = re.findall(r'_wrap\((\w+), "(\w+)"', (package / "plugin.py").read_text())
+    runner = (package / "engine" / "cuda" / "runner.py").read_text()
+    exchanged = set(re.findall(r'patched\(model_runner, "(\w+)"', runner))
+    assert len(wraps) == 7
+    for heading, names in (
+        ("# What vLLM could take over", {".".join(wrap) for wrap in wraps}),
+        ("## 4. Classes of the runner", exchanged),
+    ):
+        section = page.split(heading, 1)[1].split("\n## ", 1)[0]
+        assert set(re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)) == names

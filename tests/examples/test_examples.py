@@ -18,13 +18,6 @@ from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = [
-    "bigram_head.py",
-    "offline_batch.py",
-    "own_tree_policy.py",
-    "ray_workers.py",
-    "train_drafter.py",
-]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +39,11 @@ def run(name: str, *arguments: object, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == NAMES
-    source = (EXAMPLES / name).read_text()
-    assert f"\n    python examples/{name} " in source
-    assert len(source.splitlines()) < 80
+def test_examples_are_short_and_say_how_to_run_them() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        source = path.read_text()
+        assert f"\n    python examples/{path.name} " in source
+        assert len(source.splitlines()) < 80
 
 
 def test_own_tree_policy_compares_two_policies(tmp_path: Path) -> None:
