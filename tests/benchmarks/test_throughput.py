@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import pytest
 import throughput
 from throughput_parts import turns
-from throughput_parts.engine import Case, Job, Run
+from throughput_parts.engine import Case, Generation, Job, Run
 
 from redrafter_testing import process_trees
-from redrafter_testing.benchmarks.throughput_runs import PARTS, run
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 
 SCRIPT = Path(throughput.__file__)
+PARTS = dict(steps=40, verifications=80, drafted_tokens=360)
+PARTS |= dict(draft=0.1, forward=0.5, attention=0.2, accept=0.05, compact=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,9 @@ class CannedEngine:
     def measure(self, case: Case) -> Run:
         self.events.append("measure")
         parts = PARTS if self.job.timed_parts else None
-        answered = self.job.prompts_at(case)
-        return run(1.0, [[1] * 9 for _ in answered], parts=parts, **asdict(case))
+        outputs = [[1] * 9 for _ in self.job.prompts_at(case)]
+        made = Generation(outputs, seconds=1.0, steps=4, request_steps=8)
+        return Run(generation=made, spec_decode={}, parts=parts, **asdict(case))
 
     def pause(self) -> None: ...
 
