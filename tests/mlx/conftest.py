@@ -40,7 +40,7 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_reciting_pair(tmp_path_factory.mktemp("reciting"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def load_pair(pair_folders: tuple[Path, Path]) -> Callable[[], Pair]:
     import mlx_lm
 
@@ -49,10 +49,8 @@ def load_pair(pair_folders: tuple[Path, Path]) -> Callable[[], Pair]:
 
 
 @pytest.fixture(scope="package")
-def pair(pair_folders: tuple[Path, Path]) -> Pair:
-    import mlx_lm
-
-    return Pair(*mlx_lm.load(str(pair_folders[0])), str(pair_folders[1]))
+def pair(load_pair: Callable[[], Pair]) -> Pair:
+    return load_pair()
 
 
 VOCAB_SIZE = 512

@@ -14,7 +14,7 @@ mx = pytest.importorskip("mlx.core")
 from redrafter_testing.models.head_forms import FORMS, H, V, write_random
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.heads.gated import GatedConfig
-from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.mlx.beam_search import beam_search, log_softmax_of_top
 from vllm_redrafter.mlx.heads import Head, load_head
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -34,22 +34,13 @@ def read(folder: Path | str, dtype: mx.Dtype) -> Any:
     return load_head(Checkpoint.open(str(folder)), dtype)
 
 
-def requests(config: HeadConfig, scale: float = 1.0) -> tuple[Floats, Floats, list[int]]:
+def requests(config: HeadConfig) -> tuple[Floats, Floats, list[int]]:
     """(the target's embedding [vocabulary, H], hidden states [R, (1 + n) H], R root tokens)."""
     random = np.random.default_rng(1)
-    embedding = scale * random.standard_normal((config.vocab_size, config.hidden_size))
+    embedding = random.standard_normal((config.vocab_size, config.hidden_size))
     hidden = random.standard_normal((R, config.hidden_width))
     roots = random.integers(config.vocab_size, size=R).tolist()
     return embedding.astype(np.float32), hidden.astype(np.float32), roots
-
-
-def in_torch(
-    head: DraftHead, embedding: Floats, hidden: Floats, roots: list[int], width: int, length: int
-) -> ExploredNodes:
-    table = torch.from_numpy(embedding)
-    return torch_beam_search(
-        head, table.__getitem__, torch.from_numpy(hidden), torch.tensor(roots), width, length
-    )
 
 
 def in_mlx(
@@ -92,7 +83,8 @@ def test_nodes_and_trees_are_torchs(
 ) -> None:
     reference = write_random(config, tmp_path)
     head, (embedding, hidden, roots) = read(tmp_path, mx.float32), requests(config)
-    expected = in_torch(reference, embedding, hidden, roots, width, length)
+    embed, given = torch.from_numpy(embedding).__getitem__, torch.from_numpy(hidden)
+    expected = torch_beam_search(reference, embed, given, torch.tensor(roots), width, length)
     assert_same(roots, in_mlx(head, embedding, hidden, roots, width, length), expected)
 
 

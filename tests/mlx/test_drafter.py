@@ -21,19 +21,13 @@ from vllm_redrafter.utils.errors import ConfigError
 FIXED: dict[str, Any] = {"adaptive": False}
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> str:
-    """A drafter that records a shape."""
-    folder = make_drafter(tmp_path)
+def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
+    pair: Any, tmp_path: Path
+) -> None:
     method = {"speculative_tokens": 12, "beam_width": 3, "beam_length": 4}
     entry = {"proposal_methods": [method]}
-    edit_config(folder, lambda values: values.update(speculators_config=entry))
-    return str(folder)
-
-
-def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
-    pair: Any, recording: str, tmp_path: Path
-) -> None:
+    recording = str(make_drafter(tmp_path))
+    edit_config(Path(recording), lambda values: values.update(speculators_config=entry))
     made = load_drafter(recording, pair.model, **FIXED)
     assert made.config == ReDrafterConfig(7, beam_width=3, beam_length=4, adaptive=False)
     more = load_drafter(recording, pair.model, num_speculative_tokens=12, beam_width=2, **FIXED)

@@ -3,7 +3,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from redrafter_testing.engines.server import free_port
 from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.reciting_target import ANSWERS
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
-from redrafter_testing.requests.chat_client import Message, answer, said
+from redrafter_testing.requests.chat_client import answer, said
 from vllm_redrafter.utils.errors import ConfigError
 
 mx = pytest.importorskip("mlx.core")
@@ -67,7 +66,8 @@ def test_the_next_turn_reuses_what_the_trees_left(servers: Any) -> None:
         assert ours["choices"] == plain["choices"]
         text = ours["choices"][0]["message"]["content"]
         messages += [{"role": "assistant", "content": text}, *said(question)]
-        before, found = ours["usage"], cached_tokens(servers.ours, messages)
+        before, after = ours["usage"], answer(servers.ours, messages, max_tokens=1)["usage"]
+        found = after["prompt_tokens_details"]["cached_tokens"]
         # All but the last token, which no step has read: the prompt's, and those of its answer.
         assert before["prompt_tokens"] + before["completion_tokens"] - 1 <= found
 
@@ -151,9 +151,3 @@ def test_a_cached_prompt_has_the_tokens_that_it_is_named_by(asked: list[int], re
     assert found is not None and found.tokens == asked[:reused] and rest == asked[reused:]
     for layer in found:
         assert layer.keys[..., : layer.offset, :].flatten().tolist() == asked[:reused]
-
-
-def cached_tokens(address: str, messages: Sequence[Message]) -> int:
-    """How many of these messages' tokens are in the server's prompt cache."""
-    usage = answer(address, messages, max_tokens=1)["usage"]
-    return int(usage["prompt_tokens_details"]["cached_tokens"])

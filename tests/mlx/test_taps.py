@@ -32,20 +32,15 @@ SIZES: dict[str, Any] = dict(
 )
 
 
-def saved(folder: Path, config: Any) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    model.save_pretrained(folder)
-    return model
-
-
 @pytest.mark.parametrize(
     "config",
     [LlamaConfig(**SIZES), Qwen3Config(**SIZES), Gemma2Config(**SIZES, query_pre_attn_scalar=8)],
     ids=lambda config: config.model_type,
 )
 def test_hidden_states_are_those_of_transformers(config: Any, tmp_path: Path) -> None:
-    reference = saved(tmp_path, config)
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    reference.save_pretrained(tmp_path)
     model, _ = mlx_utils.load_model(tmp_path)
     layers = (1, 2, 4)
     target = TreeTarget(model, layers)

@@ -5,6 +5,7 @@ import json
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,6 @@ def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> No
         assert off(verified(target, wrong(TreeInput(PARENTS)))[0], at_nodes) > 1e-3, wrong
 
 
-noise = rng.gumbel(size=(CONTEXT + 80, VOCAB))
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "bits"),
     [
@@ -168,43 +166,30 @@ def test_a_model_without_trees_is_refused_for_its_reason(reason: str, name: str)
     assert "use mlx_lm.generate without a drafter" in str(refusal.value)
 
 
-def test_a_model_with_layers_in_no_common_module_is_refused() -> None:
-    class Flat(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
-
+def test_models_and_layers_that_cannot_be_read_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flat, model = nn.Module(), tiny_model("llama")
+    flat.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
     with pytest.raises(ConfigError, match="no module in it has all of its layers"):
-        TreeTarget(Flat())
-
-
-def test_a_model_in_a_distributed_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Group:
-        def size(self) -> int:
-            return 2
-
-    monkeypatch.setattr(mx.distributed, "init", Group)
+        TreeTarget(flat)
+    for layers in (4,), (1, 9):
+        with pytest.raises(ConfigError, match="1 to 3 can be read"):
+            TreeTarget(model, layers)
+    monkeypatch.setattr(mx.distributed, "init", lambda: SimpleNamespace(size=lambda: 2))
     with pytest.raises(ConfigError, match="spread over 2 processes"):
-        TreeTarget(tiny_model("llama"))
-
-
-@pytest.mark.parametrize("layers", [(4,), (1, 9)])
-def test_a_layer_that_the_model_lacks_is_refused(layers: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="1 to 3 can be read"):
-        TreeTarget(tiny_model("llama"), layers)
+        TreeTarget(model)
 
 
 def test_the_model_stays_the_one_that_mlx_lm_made() -> None:
     model = tiny_model("gemma3_text")
-    before, classes = tree_flatten(model.parameters()), list(map(type, model.modules()))
+    names, classes = dict(tree_flatten(model.parameters())).keys(), [*map(type, model.modules())]
     plain = model(nodes[None])
     TreeTarget(model, (1,))
     TreeTarget(model)
-    assert [name for name, _ in tree_flatten(model.parameters())] == [name for name, _ in before]
-    assert all(map(isinstance, model.modules(), classes))
-    assert [type(module).__name__ for module in model.modules()] == [
-        its_class.__name__ for its_class in classes
-    ]
+    assert dict(tree_flatten(model.parameters())).keys() == names
+    for module, its_class in zip(model.modules(), classes, strict=True):
+        assert isinstance(module, its_class) and type(module).__name__ == its_class.__name__
     assert mx.array_equal(model(nodes[None]), plain)
 
 

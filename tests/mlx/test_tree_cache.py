@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees behind the tokens of a cache: masks, positions, compaction, memory, mlx-lm's own uses."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mlx_lm.models.cache import (
     trim_prompt_cache,
 )
 
+from redrafter_testing.algorithm import naive
 from redrafter_testing.models.mlx_models import tiny_model
 from vllm_redrafter.mlx.target import TreeTarget
 from vllm_redrafter.mlx.tree_cache import TreeInput
@@ -30,14 +30,6 @@ def rows(count: int, heads: int = 2, size: int = 4) -> Any:
     return mx.random.normal((1, heads, count, size))
 
 
-def path_of(node: int, parents: Sequence[int]) -> list[int]:
-    path = [node]
-    while node:
-        node = parents[node]
-        path.insert(0, node)
-    return path
-
-
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 100])
 @pytest.mark.parametrize("n", [0, 5])
 def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | None) -> None:
@@ -46,7 +38,7 @@ def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | N
     positions = [*range(n), *(n + tree.depths)]
     for node in range(N):
         for place in range(n + N):
-            seen = place < n or place - n in path_of(node, PARENTS)
+            seen = place < n or place - n in naive.ancestors(PARENTS, node)
             near = window is None or positions[n + node] - positions[place] < window
             assert mask[node, place] == (seen and near)
 
