@@ -17,6 +17,7 @@ from redrafter_testing.algorithm.tree_batches import (
     GARBAGE,
     bushy,
     chain,
+    grown_tree,
     poisoned,
     star,
     strided,
@@ -111,14 +112,8 @@ def check(device: torch.device, walks: Sequence[Walk], slots: int, **options: An
 @st.composite
 def some_walks(draw: st.DrawFn) -> Walk:
     """Siblings differ; what is sampled is often a child's token."""
-    tokens, parents = [100], [0]
-    for choice, token in draw(
-        st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 2)), max_size=20)
-    ):
-        parent = choice % len(tokens)
-        if (parent, token) not in zip(parents[1:], tokens[1:], strict=True):
-            tokens.append(token)
-            parents.append(parent)
+    draws = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 2)), max_size=20)
+    tokens, parents = grown_tree(draw(draws), root=100)
     sampled = draw(st.lists(st.integers(-1, 3), min_size=len(tokens), max_size=len(tokens)))
     return Walk(tokens, parents, sampled)
 

@@ -103,10 +103,6 @@ def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None
     out = MatchBuffers(3, 2, 8, 20, "cpu")
     with pytest.raises(ValueError, match=named):
         find_matches(**(arguments | changed), vocab_size=VOCAB, out=out)
-
-
-def test_more_than_there_is_room_for_is_refused() -> None:
-    cases = ((5, 8, 20), "5 of 8"), ((2, 9, 20), "2 of 9"), ((2, 8, 2**29), "32 bits")
-    for sizes, named in cases:
+    for sizes, named in ((5, 8, 20), "5 of 8"), ((2, 9, 20), "2 of 9"), ((2, 8, 2**29), "32 bits"):
         with pytest.raises(ValueError, match=named):
             MatchBuffers(1, *sizes, "cpu")

@@ -147,43 +147,46 @@ def test_probabilities_are_those_of_the_cpu_engine(
         assert not np.allclose(found[0], found[1]), "greedy and sampled requests were mixed"
 
 
+ENTRIES = [
+    ({"entries": torch.zeros(2)}, "entries: must"),
+    ({"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
+]
+
+
 @pytest.mark.parametrize(
-    ("observe", "changed", "named"),
+    ("changed", "named"),
     [
-        (observe_nodes, {"entries": torch.zeros(2)}, "entries: must"),
-        (observe_nodes, {"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
-        (observe_nodes, {"log_odds": torch.zeros(4, 5).double()}, "log_odds"),
-        (observe_nodes, {"sums": torch.zeros(2, 3)}, "sums"),
-        (observe_nodes, {"statistics": torch.zeros(3)}, "statistics"),
-        (observe_matches, {"entries": torch.zeros(2)}, "entries: must"),
-        (observe_matches, {"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
-        (observe_matches, {"temperatures": torch.zeros(3)}, "temperatures"),
+        *ENTRIES,
+        ({"log_odds": torch.zeros(4, 5).double()}, "log_odds"),
+        ({"sums": torch.zeros(2, 3)}, "sums"),
+        ({"statistics": torch.zeros(3)}, "statistics"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_named(changed: dict[str, Any], named: str) -> None:
+    trees, entries, log_odds = random_step(2, 5, torch.device("cpu"))
+    arguments: dict[str, Any] = {"entries": entries, "trees": trees, "log_odds": log_odds}
+    arguments |= {"slope": torch.zeros(1), "biases": torch.zeros(DEPTHS)}
+    arguments |= {"sums": torch.zeros(2, DEPTHS, COLUMNS)}
+    with pytest.raises(ValueError, match=named):
+        observe_nodes(**{**arguments, "statistics": torch.zeros(DEPTHS, COLUMNS), **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        *ENTRIES,
+        ({"temperatures": torch.zeros(3)}, "temperatures"),
         (
-            observe_matches,
             {"counts": torch.zeros(2, 5, 5, 2), "probabilities": torch.zeros(2, 5, 5)},
             "probabilities: of 5 depths",
         ),
     ],
 )
-def test_what_does_not_fit_is_named(observe: Any, changed: dict[str, Any], named: str) -> None:
-    trees, entries, log_odds = random_step(2, 5, torch.device("cpu"))
+def test_matches_that_do_not_fit_are_named(changed: dict[str, Any], named: str) -> None:
+    trees, entries, _ = random_step(2, 5, torch.device("cpu"))
     counts, probabilities = prior(torch.device("cpu"))
-    arguments: dict[str, Any] = {"entries": entries, "trees": trees}
-    if observe is observe_nodes:
-        arguments |= {
-            "log_odds": log_odds,
-            "slope": torch.zeros(1),
-            "biases": torch.zeros(DEPTHS),
-            "sums": torch.zeros(2, DEPTHS, COLUMNS),
-            "statistics": torch.zeros(DEPTHS, COLUMNS),
-        }
-    else:
-        arguments |= {
-            "match_lengths": torch.zeros(4, 5).int(),
-            "temperatures": torch.zeros(2),
-            "memory": MEMORY,
-            "counts": counts,
-            "probabilities": probabilities,
-        }
+    arguments: dict[str, Any] = {"entries": entries, "trees": trees, "memory": MEMORY}
+    arguments |= {"counts": counts, "probabilities": probabilities}
+    arguments |= {"match_lengths": torch.zeros(4, 5).int(), "temperatures": torch.zeros(2)}
     with pytest.raises(ValueError, match=named):
-        observe(**(arguments | changed))
+        observe_matches(**arguments | changed)
