@@ -44,30 +44,21 @@ def test_rows_are_found_where_vllm_writes_them(
     assert torch.equal(numbers, as_integers(torch.cat([*rows], dim=-1)).view_as(numbers))
 
 
-def as_they_are(rows: Tensor) -> Tensor:
-    return rows
+SHUFFLED = torch.Generator().manual_seed(1)
+WRONG_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the last unit first": lambda rows: rows.flip(0),
+    "scattered": lambda rows: rows.flatten()[torch.randperm(rows.numel(), generator=SHUFFLED)],
+    "two numbers in the place of one": lambda rows: (rows.flatten() / 2).floor(),
+}
 
 
-def from_the_end(rows: Tensor) -> Tensor:
-    """The last unit of a block lies first."""
-    return rows.flip(0)
-
-
-def scattered(rows: Tensor) -> Tensor:
-    return rows.flatten()[torch.randperm(rows.numel(), generator=torch.Generator().manual_seed(1))]
-
-
-def narrower(rows: Tensor) -> Tensor:
-    """Two numbers in the place of one."""
-    return (rows.flatten() / 2).floor()
-
-
-@pytest.mark.parametrize("order", [from_the_end, scattered, narrower])
+@pytest.mark.parametrize("order", WRONG_ORDERS.values(), ids=WRONG_ORDERS)
 @pytest.mark.parametrize("half", ["K", "V"])
 def test_an_order_is_refused_out_of_which_no_unit_can_be_copied(
     order: Callable[[Tensor], Tensor], half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_with(monkeypatch, *((order, as_they_are) if half == "K" else (as_they_are, order)))
+    orders = (order, torch.clone) if half == "K" else (torch.clone, order)
+    write_with(monkeypatch, *orders)
     with pytest.raises(ConfigError) as refusal:
         cache_layout("new", 64, 128, torch.bfloat16)
     for named in ("instruction set 'new'", "head size 64", "block size 128", "torch.bfloat16"):

@@ -18,12 +18,6 @@ PLAIN = ModelRunnerOutput(["a"], {"a": 0}, [[7]])
 DRAFTED = DraftedOutput(**vars(PLAIN), drafts=DRAFTS)
 
 
-def future(value: Any) -> Future[Any]:
-    made: Future[Any] = Future()
-    made.set_result(value)
-    return made
-
-
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> TreeExecutor:
     for name in ("execute_model", "sample_tokens"):
@@ -33,13 +27,18 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> TreeExecutor:
 
 
 def test_drafts_come_with_the_output_that_has_samples(executor: TreeExecutor) -> None:
-    executor.execute_model(future(DRAFTED), non_block=True).result()
+    def execute(output: Any) -> Any:
+        made: Future[Any] = Future()
+        made.set_result(output)
+        return executor.execute_model(made, non_block=True).result()
+
+    execute(DRAFTED)
     assert executor.take_draft_token_ids() is DRAFTS
     # Where a grammar was waited for.
-    assert executor.execute_model(future(None), non_block=True).result() is None
+    assert execute(None) is None
     assert executor.sample_tokens(DRAFTED) is DRAFTED
     assert executor.take_draft_token_ids() is DRAFTS
-    executor.execute_model(future(PLAIN), non_block=True)
+    execute(PLAIN)
     assert executor.take_draft_token_ids() is None
 
 

@@ -153,9 +153,8 @@ def test_the_tokens_are_those_of_plain_decoding_whatever_the_parameters(
     of_step = metadata(of_all, [list(BEFORE) for _ in of_all])
     first = torch.arange(len(of_all)) * len(parents)
     nothing = np.zeros(len(of_all), dtype=bool)
-    output, accepted = sample_paths(
-        Sampler(), logits.flatten(0, 1).clone(), trees, first, of_step, nothing
-    )
+    flat = logits.flatten(0, 1).clone()
+    output, accepted = sample_paths(Sampler(), flat, trees, first, of_step, nothing)
     for request, kind in enumerate(of_all):
         expected, logprobs, following = plain(kind, logits[request], parents, tokens)
         sampled = int(accepted.num_sampled[request])
@@ -209,14 +208,8 @@ def test_the_generator_of_a_request_whose_sample_is_discarded_stays() -> None:
     params = [SamplingParams(temperature=1.0, seed=4)] * 2
     of_step = metadata(params, [list(BEFORE), list(BEFORE)])
     trees = token_trees([[0], [0]], 1)
-    sample_paths(
-        Sampler(),
-        target(1, 2)[0],
-        trees,
-        torch.arange(2),
-        of_step,
-        np.array([True, False]),
-    )
+    discarded = np.array([True, False])
+    sample_paths(Sampler(), target(1, 2)[0], trees, torch.arange(2), of_step, discarded)
     fresh = torch.rand(1, generator=torch.Generator().manual_seed(4))
     assert torch.equal(next_of(of_step, 0), fresh)
     assert not torch.equal(next_of(of_step, 1), fresh)
