@@ -72,7 +72,7 @@ def compiled_forms() -> dict[str, int]:
 def test_no_loop_is_compiled_while_an_answer_waits(pair: Any, settings: dict[str, Any]) -> None:
     made = load_drafter(pair.drafter, pair.model, **settings)
     before = compiled_forms()
-    assert sum(before.values()) > 8
+    assert sum(before.values()) > 5
     for sampler in (None, make_sampler(1.0)):
         assert len(pair.answer(made, "list values", 30, sampler=sampler)) > 5
     assert compiled_forms() == before
