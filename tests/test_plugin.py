@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the plugin recognises, and what it refuses: at start-up, with the values and the remedy."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from vllm.config import vllm as vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
 
+from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, plugin
@@ -153,9 +153,7 @@ def test_plain_runs_and_other_methods_are_untouched(target: Path, drafter: Path)
 def record(drafter: Path, folder: Path, **entries: Any) -> Path:
     """A copy of the drafter whose config.json says more under `speculators_config`."""
     shutil.copytree(drafter, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["speculators_config"] |= entries
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_config(folder, lambda values: values["speculators_config"].update(entries))
     return folder
 
 
@@ -192,6 +190,15 @@ def test_a_drafter_stands_for_its_target_and_itself(
     assert (settings["num_speculative_tokens"], settings["beam_width"]) == (7, 2)
     assert settings["beam_length"] == 5, "what the checkpoint does not record has its default"
     assert config.speculative_config.num_speculative_tokens == 7
+    # A target that moved is named beside its drafter.
+    verifier["name_or_path"] = str(tmp_path / "not here")
+    moved = record(drafter, tmp_path / "moved", verifier=verifier, proposal_methods=METHODS)
+    assert named(moved, target=str(target)).model_config.model == str(target)
+    with pytest.raises(ConfigError) as error:
+        named(moved)
+    serve, option = f"vllm serve TARGET --spec-model {moved}", """'{"target": "TARGET"}'"""
+    for part in (verifier["name_or_path"], serve, f"--speculative-config {option}"):
+        assert part in str(error.value)
 
 
 def test_a_shape_that_evaluate_recorded_is_served_field_by_field(
@@ -212,19 +219,6 @@ def test_a_shape_that_evaluate_recorded_is_served_field_by_field(
         configure(target, speculative_config={"model": str(recorded), "beam_length": 128})
 
 
-def test_a_target_that_moved_is_named_beside_its_drafter(
-    target: Path, drafter: Path, tmp_path: Path
-) -> None:
-    verifier = {"name_or_path": str(tmp_path / "not here")}
-    alone = record(drafter, tmp_path / "alone", verifier=verifier, proposal_methods=METHODS)
-    assert named(alone, target=str(target)).model_config.model == str(target)
-    with pytest.raises(ConfigError) as error:
-        named(alone)
-    assert str(tmp_path / "not here") in str(error.value)
-    assert f"vllm serve TARGET --spec-model {alone}" in str(error.value)
-    assert """--speculative-config '{"target": "TARGET"}'""" in str(error.value)
-
-
 def test_what_a_lone_drafter_lacks_and_a_target_given_twice_are_refused(
     target: Path, drafter: Path
 ) -> None:
@@ -242,12 +236,12 @@ def test_a_recorded_shape_is_checked_as_a_given_one(
 ) -> None:
     methods = [{"speculative_tokens": wrong}]
     recorded = record(drafter, tmp_path / "recorded", proposal_methods=methods)
-    with pytest.raises(ConfigError) as error:
+    message = (
+        f"^{recorded}/config.json: speculative_tokens in proposal_methods.*num_speculative_tokens "
+        f"must be between 1 and 127.*{wrong!r}.*give num_speculative_tokens yourself, or record an"
+    )
+    with pytest.raises(ConfigError, match=message):
         configure(target, spec_model=str(recorded))
-    message = str(error.value)
-    assert message.startswith(f"{recorded / 'config.json'}: speculative_tokens in proposal_methods")
-    assert "num_speculative_tokens must be between 1 and 127" in message and repr(wrong) in message
-    assert "give num_speculative_tokens yourself, or record another shape" in message
     config = configure(target, spec_model=str(recorded), spec_tokens=5)
     assert config.speculative_config.num_speculative_tokens == 5
 
@@ -380,15 +374,11 @@ def test_engines_of_several_api_servers_find_a_directory_for_their_counters(
         published.close_directory()
 
 
-@pytest.mark.parametrize(
-    ("asked", "nodes"), [({}, 3), ({"num_speculative_tokens": 9}, 9)], ids=["nobody says it", "9"]
-)
-def test_a_target_with_recurrent_layers_has_few_nodes_unless_they_are_asked_for(
-    asked: dict[str, int], nodes: int
-) -> None:
-    request = Request({"method": "redrafter", **asked})
-    config, drafter = validated(request, lambda: NODES_WITH_STATES)
-    assert (config.num_speculative_tokens, drafter) == (nodes, None)
+def test_a_target_with_recurrent_layers_has_few_nodes_unless_they_are_asked_for() -> None:
+    for asked, max_nodes in ({}, 3), ({"num_speculative_tokens": 9}, 9):
+        request = Request({"method": "redrafter", **asked})
+        config, drafter = validated(request, lambda: NODES_WITH_STATES)
+        assert (config.num_speculative_tokens, drafter) == (max_nodes, None)
 
 
 def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(

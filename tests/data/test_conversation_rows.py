@@ -18,8 +18,6 @@ from vllm_redrafter.data.conversation_rows import (
 
 ASKED = ("One?", "Two?")
 SAID = Conversation(ASKED)
-
-
 OPENAI: list[dict[str, Any]] = [
     {"role": "user", "content": "One?"},
     {"role": "assistant", "content": "1"},
@@ -29,10 +27,7 @@ OPENAI: list[dict[str, Any]] = [
 SPEAKERS = {"user": "human", "assistant": "gpt"}
 SHAREGPT = [{"from": SPEAKERS[m["role"]], "value": m["content"]} for m in OPENAI]
 ALTERNATING = ["One?", "1", "Two?", "2"]
-
-
-SHARED = [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "1"}]
-CHAT = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]
+SHARED, CHAT = SHAREGPT[:2], OPENAI[:2]
 IMAGE = [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "text", "text": "One?"}]
 FORMS: dict[str, dict[str, Any]] = {
     "OpenAI, UltraChat 200k": {"messages": [{"role": "system", "content": "Be brief."}, *CHAT]},

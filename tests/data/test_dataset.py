@@ -161,12 +161,9 @@ def test_each_shard_belongs_to_one_part() -> None:
     parts = [Part.parse(f"{k}/5").shards(7) for k in range(1, 6)]
     assert sorted(shard for part in parts for shard in part) == list(range(7))
     assert Part.parse("1/1").shards(7) == range(7)
-
-
-@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/2/3", "-1/2", "a/b", ""])
-def test_what_is_no_part_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"part must be k/n .* such as 2/8; got '{text}'"):
-        Part.parse(text)
+    for text in ("0/2", "3/2", "2", "1/2/3", "-1/2", "a/b", ""):
+        with pytest.raises(ConfigError, match=rf"part must be k/n .* such as 2/8; got '{text}'"):
+            Part.parse(text)
 
 
 def missing(folder: Path, info: DatasetInfo = FOUR, part: str = "1/1") -> list[int]:
@@ -202,9 +199,8 @@ def test_a_folder_is_continued_by_what_it_was_begun_with(tmp_path: Path) -> None
         assert missing(tmp_path, info) == [0, 1]
         assert DatasetInfo.load(tmp_path) == FOUR
     other = replace(FOUR, shard_size=3, sampling=SamplingSettings(top_k=5))
-    with pytest.raises(
-        ConfigError, match=r"cannot .* with these: shard_size: 2, not 3; top_k: None, not 5\. Give"
-    ):
+    message = r"cannot .* with these: shard_size: 2, not 3; top_k: None, not 5\. Give"
+    with pytest.raises(ConfigError, match=message):
         missing(tmp_path, other)
 
 
