@@ -117,7 +117,8 @@ def shared_engine(
 
     class Again(OfflineEngine):
         def __init__(self, _: Target, settings: GenerationSettings) -> None:
-            self._llm, self._settings = engine._llm, settings
+            vars(self).update(vars(engine))
+            self._settings, self.in_flight = settings, settings.in_flight
 
         def close(self) -> None:
             pass
