@@ -140,7 +140,8 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        usage = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
     registers, stack = (int(re.findall(rf"\b{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
     shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (0x\w+|\d+)", ptx)
@@ -154,11 +155,6 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         ahead=_copies_ahead(kernel.asm["ttgir"]),
         barriers=ptx.count("bar.sync"),
     )
-
-
-def _tool(name: str, *arguments: str) -> str:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
-    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def _resident_blocks(architecture: Architecture, registers: int, shared: int, warps: int) -> int:
