@@ -151,7 +151,7 @@ def _check_arguments(cli_args: argparse.Namespace) -> None:
             raise ConfigError(f"mlx-serve: {name} is refused: {remedy}")
 
 
-class CachedText(list[Any]):
+class _CachedText(list[Any]):
     """The layers' caches, as mlx-lm hands them around, and the tokens in them."""
 
     def __init__(self, caches: list[Any], tokens: list[int]) -> None:
@@ -164,7 +164,7 @@ class PromptCache(LRUPromptCache):
 
     def fetch_nearest_cache(
         self, model: Any, tokens: list[int]
-    ) -> tuple[CachedText | None, list[int]]:
+    ) -> tuple[_CachedText | None, list[int]]:
         """As mlx-lm's; but the last token is always left to be computed, for its logits."""
         cached, rest = super().fetch_nearest_cache(model, tokens)
         if cached is None:
@@ -172,7 +172,7 @@ class PromptCache(LRUPromptCache):
         if not rest:
             trim_prompt_cache(cached, 1)
             rest = tokens[-1:]
-        return CachedText(cached, tokens[: -len(rest)]), rest
+        return _CachedText(cached, tokens[: -len(rest)]), rest
 
 
 def generate(
@@ -190,7 +190,7 @@ def generate(
 
     `_check_arguments` and `Handler` refuse other values of the arguments that are not used.
     """
-    cached = prompt_cache.tokens if isinstance(prompt_cache, CachedText) else ()
+    cached = prompt_cache.tokens if isinstance(prompt_cache, _CachedText) else ()
     num_tokens = num_steps = 0
     try:
         for response in stream_generate(prompt_cache=prompt_cache, cached_text=cached, **arguments):

@@ -100,7 +100,7 @@ class TreeTarget:
         """
         if tree is not None:
             for cache in caches:
-                cache.begin(tree)
+                cache.tree = tree
         with self.taps.watch() as seen:
             logits = self.model(tokens[None], cache=caches)
         hidden = [seen.output, *(seen.inputs[layer] for layer in self.layers)]

@@ -83,10 +83,6 @@ class TreeCache(KVCache):
     def offset(self, n: int) -> None:
         self.__dict__["offset"] = n
 
-    def begin(self, tree: TreeInput) -> None:
-        """Take the next tokens as nodes of a tree, until `keep`."""
-        self.tree = tree
-
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
