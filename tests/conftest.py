@@ -4,6 +4,7 @@
 import os
 import uuid
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,15 @@ os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a f
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 undisturbed_parser.install()
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+
+    folder = make_target(tmp_path_factory.mktemp("target"))
+    add_tokenizer(folder)
+    return folder
 
 
 def pytest_unconfigure() -> None:

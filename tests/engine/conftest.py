@@ -10,15 +10,6 @@ from redrafter_testing.shared_results import shared_result
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from redrafter_testing.models.tiny_models import add_tokenizer, make_target
-
-    folder = make_target(tmp_path_factory.mktemp("target"))
-    add_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from redrafter_testing.models.tiny_models import make_drafter
 

@@ -12,34 +12,33 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import psutil
 import pytest
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from redrafter_testing import process_trees
 from redrafter_testing.engines import forked_engine
 from redrafter_testing.engines.fake_engine import APPENDING
+from redrafter_testing.engines.generation_runs import with_template
 from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
+from redrafter_testing.oracles.oracle import write_oracle
 from vllm_redrafter.cli.demo.engine import Job, Round, decode_in_vllm
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
-from vllm_redrafter.data.settings import (
-    EngineSettings,
-    GenerationSettings,
-    SamplingSettings,
-)
+from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.offline.generation import CPU_BATCHED_TOKENS, OfflineEngine
@@ -63,24 +62,22 @@ SAMPLED = replace(
 NUM_PROMPTS = 32
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(NamedTuple):
     """Folders that were written in one go, and what was said about them."""
 
     greedy: Path
     sampled: Path
     drafted: Path
     drafted_summary: GenerationSummary
+    conversations: list[int]
+    """Those with an answer, of more sampled prompts than a step reads."""
 
 
 @pytest.fixture(scope="module")
 def chat_target(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target with a chat template, so that conversations have several turns."""
-    folder = Path(shutil.copytree(target, tmp_path_factory.mktemp("chat") / "target"))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = APPENDING
-    tokenizer.save_pretrained(folder)
-    return folder
+    folder = shutil.copytree(target, tmp_path_factory.mktemp("chat") / "target")
+    return with_template(folder, APPENDING)
 
 
 @pytest.fixture(scope="module")
@@ -98,116 +95,88 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(chat_target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("data")
+    greedy, sampled, drafted = (folder / name for name in ("greedy", "sampled", "drafted"))
+    length = 100
+    num = 2 * CPU_BATCHED_TOKENS // length
+    turns = deque(OpenTurn(i, 0, [5 + i % 40] * length, 3, seed=i) for i in range(num))
+    with shared_engine(chat_target, replace(SAMPLED, in_flight=num), prompts) as (engine, generate):
+        conversations = sorted(answer.conversation for answer in engine.answers(turns))
+        generate(greedy, GREEDY)
+        generate(sampled, SAMPLED)
     drafter = make_drafter(folder / "drafter")
-    with shared_engine(chat_target, GREEDY, prompts) as generate:
-        generate(folder / "greedy", GREEDY)
-        generate(folder / "sampled", SAMPLED)
-    write_oracle_of(folder / "greedy", chat_target, drafter)
-    drafted = replace(GREEDY, drafter=str(drafter))
-    with shared_engine(chat_target, drafted, prompts, CPU_ORACLE) as generate:
-        summary = generate(folder / "drafted", drafted)
-    return Runs(folder / "greedy", folder / "sampled", folder / "drafted", summary)
+    write_oracle(drafter, chat_target, list(answers_of(rows_of(greedy))))
+    settings = replace(GREEDY, drafter=str(drafter))
+    with (
+        patch.object(names, "CPU_PROPOSER", CPU_ORACLE),
+        shared_engine(chat_target, settings, prompts) as (_, generate),
+    ):
+        summary = generate(drafted, settings)
+    return Runs(greedy, sampled, drafted, summary, conversations)
 
 
 @contextmanager
 def shared_engine(
-    target: Path, settings: GenerationSettings, prompts: Path, proposer_class: str | None = None
-) -> Iterator[Any]:
-    """`generate(output, settings)` in one engine: it takes long to start."""
+    target: Path, settings: GenerationSettings, prompts: Path
+) -> Iterator[tuple[OfflineEngine, Callable[[Path, GenerationSettings], GenerationSummary]]]:
+    """An engine, which takes long to start, and `generate(output, settings)` in it."""
+    engine = OfflineEngine(Target.open(target), settings)
 
-    class Again(OfflineEngine):
-        def __init__(self, _: Target, settings: GenerationSettings) -> None:
-            vars(self).update(vars(engine))
-            self._settings, self.in_flight = settings, settings.in_flight
-
-        def close(self) -> None:
-            pass
+    def again(_: Target, settings: GenerationSettings) -> OfflineEngine:
+        engine._settings, engine.in_flight = settings, settings.in_flight
+        return engine
 
     def generate(output: Path, settings: GenerationSettings) -> GenerationSummary:
-        console = Console(file=io.StringIO())
         conversations, _ = read_prompts(str(prompts))
-        return generate_data(str(target), conversations, output, Again, settings, console)
+        console = Console(file=io.StringIO())
+        with patch.object(OfflineEngine, "close"):
+            return generate_data(str(target), conversations, output, again, settings, console)
 
-    proposer = proposer_class or names.CPU_PROPOSER
-    with patch.object(names, "CPU_PROPOSER", proposer):
-        engine = OfflineEngine(Target.open(target), settings)
     try:
-        yield generate
+        yield engine, generate
     finally:
         engine.close()
-
-
-def answers_of(row: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each answer in a row."""
-    mask = [*row["assistant_mask"], False]
-    start = 0
-    while True in mask[start:]:
-        start = mask.index(True, start)
-        end = mask.index(False, start)
-        yield start, end
-        start = end
-
-
-def write_oracle_of(data: Path, target: Path, drafter: Path) -> None:
-    from redrafter_testing.oracles.oracle import write_oracle
-
-    known = [
-        (row["input_ids"][:start], row["input_ids"][start:end])
-        for row in read_dataset(data)[1]
-        for start, end in answers_of(row)
-    ]
-    write_oracle(drafter, target, known)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return list(read_dataset(folder)[1])
 
 
-def test_greedy_answers_are_those_of_transformers(runs: Runs, chat_target: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(chat_target, dtype=torch.float32)
-    ended = 0
-    rows = rows_of(runs.greedy)
+def answers_of(rows: list[dict[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
+    """Each answer behind the tokens before it."""
     for row in rows:
-        for start, end in answers_of(row):
-            prompt = torch.tensor([row["input_ids"][:start]])
-            written = model.generate(
-                prompt, max_new_tokens=MAX_TOKENS, do_sample=False, pad_token_id=EOS
-            )
-            assert row["input_ids"][start:end] == written[0, start:].tolist()
-            ended += row["input_ids"][end - 1] == EOS
+        tokens, mask = row["input_ids"], [False, *row["assistant_mask"], False]
+        ends = [place for place, (a, b) in enumerate(pairwise(mask)) if a != b]
+        for start, end in zip(ends[::2], ends[1::2], strict=True):
+            yield tokens[:start], tokens[start:end]
+
+
+def written_by(target: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """What transformers answer greedily."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    limits = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": EOS}
+    texts = (model.generate(torch.tensor([prompt]), **limits)[0].tolist() for prompt in prompts)
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def test_greedy_answers_are_those_of_transformers(runs: Runs, chat_target: Path) -> None:
+    rows = rows_of(runs.greedy)
+    prompts, answers = map(list, zip(*answers_of(rows), strict=True))
+    assert answers == written_by(chat_target, prompts, MAX_TOKENS)
     assert {row["conversation"] for row in rows} == set(range(NUM_PROMPTS))
-    assert sum(len(list(answers_of(row))) for row in rows) == NUM_PROMPTS * 3 // 2
+    assert len(answers) == NUM_PROMPTS * 3 // 2
+    ended = sum(answer[-1] == EOS for answer in answers)
     assert 0 < ended < NUM_PROMPTS, "some answers must end by themselves, and some not"
 
 
 def test_with_a_drafter_the_data_is_the_same(runs: Runs) -> None:
-    for row, drafted in zip(rows_of(runs.greedy), rows_of(runs.drafted), strict=True):
-        for column in ("conversation", "input_ids", "assistant_mask"):
-            assert row[column] == drafted[column]
+    assert rows_of(runs.greedy) == rows_of(runs.drafted)
     per_step = runs.drafted_summary.tokens_per_step
     assert per_step is not None and per_step > 1.2, "little was accepted"
     assert "tokens per target step" in str(runs.drafted_summary)
 
 
-def command_of_sampled(target: Path, prompts: Path, output: Path) -> list[object]:
-    """What writes `runs.sampled`, as arguments of vllm-redrafter."""
-    sampling = SAMPLED.sampling
-    return [
-        *("generate-data", target, "--prompts", prompts, "--output", output),
-        *("--temperature", sampling.temperature, "--top-p", sampling.top_p),
-        *("--top-k", sampling.top_k, "--seed", sampling.seed),
-        *("--max-tokens", MAX_TOKENS, "--dtype", "float32"),
-        *("--engine-args", '{"enforce_eager": true}'),
-        *("--shard-size", "4", "--in-flight", "4"),
-    ]
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[dict[str, str]]:
-    """A cluster of Ray, with a GPU in each node."""
-    lines = {"COLUMNS": "300"}  # with paths in them, of what workers print
-    with ray_cluster(forked_engine.ENVIRONMENT | lines, 1, 1) as environment:
-        yield os.environ | environment
+def test_more_sampled_prompts_than_a_step_reads_are_all_answered(runs: Runs) -> None:
+    assert runs.conversations == list(range(2 * CPU_BATCHED_TOKENS // 100))
 
 
 def process_of(lock: Path) -> int | None:
@@ -216,22 +185,29 @@ def process_of(lock: Path) -> int | None:
         asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, number = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else number
-    return None
 
 
 def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_process(
-    runs: Runs, chat_target: Path, prompts: Path, two_nodes: dict[str, str], tmp_path: Path
+    runs: Runs, chat_target: Path, prompts: Path, tmp_path: Path
 ) -> None:
+    """Two nodes, with a GPU in each."""
     data, log = tmp_path / "data", tmp_path / "log"
+    sampling = SAMPLED.sampling
     command = [
         *(sys.executable, "-P", RAY_WORKERS, "--parts", "2"),
-        *command_of_sampled(chat_target, prompts, data),
+        *("generate-data", chat_target, "--prompts", prompts, "--output", data),
+        *("--temperature", sampling.temperature, "--top-p", sampling.top_p),
+        *("--top-k", sampling.top_k, "--seed", sampling.seed),
+        *("--max-tokens", MAX_TOKENS, "--dtype", "float32"),
+        *("--shard-size", "4", "--in-flight", "4"),
         *("--engine-args", '{"gpu_memory_utilization": 0.1}'),  # both are on one machine here
     ]
+    wide = {"COLUMNS": "300"}  # lines that workers print, with paths in them
     with (
+        ray_cluster(forked_engine.ENVIRONMENT | wide, 1, 1) as nodes,
         log.open("w") as output,
         process_trees.started(
-            command, env=two_nodes, stdout=output, stderr=subprocess.STDOUT
+            command, env=os.environ | nodes, stdout=output, stderr=subprocess.STDOUT
         ) as process,
     ):
         while not any(shard % 2 == 0 for shard in DatasetInfo.finished_shards(data)):
@@ -251,25 +227,9 @@ def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_p
     assert rows_of(data) == rows_of(runs.sampled)
 
 
-def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -> None:
-    length = 100
-    num = 2 * CPU_BATCHED_TOKENS // length
-    turns = deque(OpenTurn(i, 0, [5 + i % 40] * length, 3, seed=i) for i in range(num))
-    engine = OfflineEngine(Target.open(target), replace(SAMPLED, in_flight=num))
-    try:
-        answers = list(engine.answers(turns))
-    finally:
-        engine.close()
-    assert sorted(answer.conversation for answer in answers) == list(range(num))
-
-
 def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
-    job = Job(str(target), None, "float32", [Round(prompts, 12, 1), Round(prompts, 12, 2)])
-    results = [decoded.answers for decoded in decode_in_vllm(tmp_path, job)]
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    for prompt, *answers in zip(prompts, *results, strict=True):
-        written = model.generate(
-            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=EOS
-        )
-        assert answers == [[[token] for token in written[0, len(prompt) :].tolist()]] * 2
+    job = Job(str(target), None, "float32", [Round(prompts, 12, 2)])
+    (decoded,) = decode_in_vllm(tmp_path, job)
+    expected = written_by(target, prompts, 12)
+    assert decoded.answers == [[[token] for token in answer] for answer in expected]

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`capture` through real vLLM, and training on what it wrote."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
-from rich.console import Console
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.models.families.without_trees import CHAINS_ALONE
+from redrafter_testing.models.small_trainings import run
 from redrafter_testing.models.tiny_models import MAX_LENGTH
+from redrafter_testing.models.transformers_states import write_states_of
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
@@ -23,11 +21,8 @@ from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_finger
 from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.data.settings import CaptureSettings, EngineSettings
-from vllm_redrafter.data.target import Target
 from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
-from vllm_redrafter.replay.target import load_target
 from vllm_redrafter.training.plan import TrainingJob
-from vllm_redrafter.training.run import train
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -42,16 +37,9 @@ block size, and more of them than the engine works on at once."""
 @pytest.fixture(scope="module")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    DatasetInfo(
-        target=str(target),
-        target_fingerprint=target_fingerprint(target),
-        tokenizer_fingerprint=tokenizer_fingerprint(AutoTokenizer.from_pretrained(target)),
-        template_fingerprint=None,
-        prompts_fingerprint="random rows",
-        num_conversations=len(LENGTHS),
-        shard_size=len(LENGTHS),
-        vocab_size=VOCAB,
-    ).save(folder)
+    of_target, num = target_fingerprint(target), len(LENGTHS)
+    of_tokenizer = tokenizer_fingerprint(AutoTokenizer.from_pretrained(target))
+    DatasetInfo("t", of_target, of_tokenizer, None, "random", num, num, VOCAB).save(folder)
     random = np.random.default_rng(0)
     rows = [
         Row(index, random.integers(2, VOCAB, length).tolist(), [i > 4 for i in range(length)])
@@ -70,51 +58,30 @@ def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
     assert "10 rows" in printed and "3 rows compared with transformers: at most 0.00%" in printed
+    visible = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
+    assert visible == {"states.json", "states-00000.safetensors"}, "vLLM's own files are gone"
     return folder
 
 
-def test_states_are_those_of_transformers(target: Path, data: Path, captured: Path) -> None:
-    dataset = read_dataset(data)[1]
-    states = StoredStates(captured, row_lengths(dataset))
-    model = load_target(Target.open(target))
-    for row, length in enumerate(LENGTHS):
-        assert states[row].shape == (length - 1, 3 * 128)
-        if length > 1:
-            tokens = torch.tensor([dataset[row]["input_ids"][:-1]])
-            with torch.no_grad():
-                found = model.base_model(tokens, use_cache=False, output_hidden_states=True)
-            expected = [found.last_hidden_state[0], *(found.hidden_states[i][0] for i in (1, 2))]
-            # Without a norm the layers' numbers are some ten times as large.
-            torch.testing.assert_close(states[row], torch.cat(expected, 1), rtol=1e-3, atol=1e-3)
-
-
-def test_vllm_s_own_files_are_gone(captured: Path) -> None:
-    visible = {path.name for path in captured.iterdir() if path.suffix != ".lock"}
-    assert visible == {"states.json", "states-00000.safetensors"}
+def test_states_are_those_of_transformers(
+    target: Path, data: Path, captured: Path, tmp_path: Path
+) -> None:
+    lengths = row_lengths(read_dataset(data)[1])
+    computed = write_states_of(tmp_path / "computed", target, data, torch.float32)
+    found, expected = StoredStates(captured, lengths), StoredStates(computed, lengths)
+    for row in range(len(LENGTHS)):
+        # Without a norm the layers' numbers are some ten times as large.
+        torch.testing.assert_close(found[row], expected[row], rtol=1e-3, atol=1e-3)
 
 
 def test_training_on_them_is_training_with_the_target(
     target: Path, data: Path, captured: Path, tmp_path: Path
 ) -> None:
-    config = TrainingConfig(
-        max_steps=3,
-        batch_size=2,
-        block_length=512,
-        held_out=1,
-        warmup_steps=1,
-    )
+    config = TrainingConfig(max_steps=3, batch_size=2, block_length=512, held_out=1, warmup_steps=1)
     asked = TrainingJob(str(target), (data,), tmp_path / "computed", config, ReDrafterConfig(6, 2))
-    computed = run(asked)
-    found = run(replace(asked, output=tmp_path / "captured", hidden_states=(captured,)))
+    computed, _ = run(asked)
+    found, _ = run(replace(asked, output=tmp_path / "captured", hidden_states=(captured,)))
     assert found.losses == pytest.approx(computed.losses, rel=1e-4) and len(found.losses) == 3
-
-
-def run(asked: TrainingJob) -> Any:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    try:
-        return train(asked, Console(file=io.StringIO()))
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_a_target_whose_class_hands_out_no_states_is_refused(tmp_path: Path) -> None:

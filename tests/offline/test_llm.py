@@ -22,19 +22,15 @@ class Engine:
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
-        self.seen: list[tuple[str, ...]] = []
+        self.seen: list[list[str]] = []
 
     def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
         self.left[name] = len(prompt["prompt_token_ids"])
 
     def step(self) -> list[Any]:
-        self.seen.append(tuple(self.left))
-        self.left = {name: left - 1 for name, left in self.left.items()}
-        outputs = [
-            SimpleNamespace(request_id=name, finished=not left) for name, left in self.left.items()
-        ]
-        self.left = {name: left for name, left in self.left.items() if left}
-        return outputs
+        running, self.left = self.left, {n: left - 1 for n, left in self.left.items() if left > 1}
+        self.seen.append([*running])
+        return [SimpleNamespace(request_id=n, finished=n not in self.left) for n in running]
 
 
 def request(name: str, steps: int) -> EngineRequest:
@@ -47,12 +43,11 @@ def test_a_request_enters_when_another_has_finished_and_what_follows_an_output_n
     waiting = deque([request("a", 1), request("b", 3), request("c", 1), request("d", 2)])
     steps = []
     for step in run_requests(engine, lambda: waiting.popleft() if waiting else None, in_flight=2):
-        steps.append(tuple(output.request_id for output in step))
+        steps.append([output.request_id for output in step])
         if step[-1].request_id == "d":
             waiting.append(request("e", 1))
 
-    assert engine.seen == [("a", "b"), ("b", "c"), ("b", "d"), ("d", "e")]
-    assert steps == engine.seen
+    assert steps == engine.seen == [["a", "b"], ["b", "c"], ["b", "d"], ["d", "e"]]
 
 
 @pytest.mark.parametrize(
@@ -70,16 +65,11 @@ def test_a_start_that_fails_names_the_target_and_a_bug_keeps_its_name(
         raise error
 
 
-@pytest.mark.parametrize("name", ["run[1]", "what?", "lr*"])
-def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(
-    tmp_path: Path, name: str
-) -> None:
-    (tmp_path / name).mkdir()
+def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run[1]"
+    folder.mkdir()
     refusal = r"are a pattern where .* rename the folder, or give a link"
-    with pytest.raises(ConfigError, match=refusal), start_of(str(tmp_path / name)):
-        pass
-    (tmp_path / "link").symlink_to(tmp_path / name)
-    with start_of(str(tmp_path / "link")):
+    with pytest.raises(ConfigError, match=refusal), start_of(str(folder)):
         pass
 
 
