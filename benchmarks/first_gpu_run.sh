@@ -111,8 +111,8 @@ part environment 60
 # Processes, as most of the time goes into compiling kernels. What compiles for other GPUs needs none.
 tests kernel_tests 300 "$repo/tests/triton_kernels" -n auto --maxprocesses 8 --maxfail 50 \
     --ignore "$repo/tests/triton_kernels/test_compilation.py"
-# With torch's sync debug mode; those marked `engine` are of the interpreter.
-tests no_waiting 90 "$repo/tests/engine/cuda/test_no_waiting.py" -n 0 -m "not engine"
+# With torch's sync debug mode.
+tests no_waiting 90 "$repo/tests/engine/cuda/test_draft_search.py" -n 0 -k does_not_wait
 # The real FlashAttention, against attention in float64.
 tests flash_attention 60 "$repo/tests/engine/cuda/test_flash_attention.py" -n 0
 part parity 300

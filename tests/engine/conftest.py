@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.models.tiny_models import make_drafter, make_small_target
+from redrafter_testing.requests import few_tokens, workloads
+from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.shared_results import shared_result
+
+FEW_TOKENS = few_tokens.VOCAB, few_tokens.HIDDEN
 
 
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from redrafter_testing.models.tiny_models import make_drafter
-
     return make_drafter(tmp_path_factory.mktemp("drafter"))
 
 
@@ -23,8 +28,6 @@ def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
     Greedy answers are some tokens longer than the tests ask for: the oracle has to know the
     continuation to the end of the last tree.
     """
-    from redrafter_testing.engines.cpu_engine import cpu_engine
-    from redrafter_testing.requests import workloads
 
     def answers() -> dict[str, list[Any]]:
         known = workloads.greedy(count=64, max_tokens=128 + 8)
@@ -52,30 +55,19 @@ def oracle_drafter(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> 
 
 @pytest.fixture(scope="session")
 def few_tokens_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from redrafter_testing.models.tiny_models import make_small_target
-    from redrafter_testing.requests import few_tokens
-
-    folder = tmp_path_factory.mktemp("few_tokens")
-    return make_small_target(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
+    return make_small_target(tmp_path_factory.mktemp("few_tokens"), *FEW_TOKENS)
 
 
 @pytest.fixture(scope="session")
 def few_tokens_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from redrafter_testing.models.tiny_models import make_drafter
-    from redrafter_testing.requests import few_tokens
-
-    folder = tmp_path_factory.mktemp("few_tokens_drafter")
-    return make_drafter(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
+    return make_drafter(tmp_path_factory.mktemp("few_tokens_drafter"), *FEW_TOKENS)
 
 
 @pytest.fixture(scope="session")
 def few_tokens_fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Reads the first layer of its target as well."""
-    from redrafter_testing.models.tiny_models import make_drafter
-    from redrafter_testing.requests import few_tokens
-
     folder = tmp_path_factory.mktemp("few_tokens_fused_drafter")
-    return make_drafter(folder, few_tokens.VOCAB, few_tokens.HIDDEN, target_layers=(1,))
+    return make_drafter(folder, *FEW_TOKENS, target_layers=(1,))
 
 
 @pytest.fixture(scope="session")
@@ -83,9 +75,6 @@ def few_tokens_plain(
     few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[list[int]]]:
     """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
-    from redrafter_testing.engines.interpreted_engine import interpreted_engine
-    from redrafter_testing.requests import few_tokens
-    from redrafter_testing.requests.answers import single_tokens_of
 
     def answers() -> dict[str, list[list[int]]]:
         with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as llm:

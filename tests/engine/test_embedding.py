@@ -57,12 +57,11 @@ def layer(
     """Of random weights, on one rank."""
     torch.manual_seed(0)
     made = kind(VOCAB, HIDDEN, disable_tp=True)
-    if method is None:
-        nn.init.normal_(made.weight)
-        return made
-    del made.weight
-    made.quant_method = method
-    method.create_weights(made)
+    nn.init.normal_(made.weight)
+    if method is not None:
+        del made.weight
+        made.quant_method = method
+        method.create_weights(made)
     return made
 
 

@@ -16,7 +16,6 @@ OTHERS = [4, "4", {"tokens": 4}, {"spec_tokens": 4, "beam_width": 2}]
     ("extra_args", "nodes"),
     [
         (None, 12),
-        ({}, 12),
         ({"other": 3}, 12),
         ({"redrafter": {}}, 12),
         ({"redrafter": {"spec_tokens": 0}}, 0),

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu.host_event import HostEvent
+from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_small_target
+from redrafter_testing.requests import small_workloads
 from redrafter_testing.shared_results import shared_result
 
 HIDDEN = 64
@@ -19,17 +24,11 @@ TIGHT = {"max_num_batched_tokens": 144, "num_gpu_blocks_override": 14}
 @pytest.fixture
 def host_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """What measures times on a CPU."""
-    import torch
-
-    from redrafter_testing.gpu.host_event import HostEvent
-
     monkeypatch.setattr(torch.cuda, "Event", HostEvent)
 
 
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from redrafter_testing.models.tiny_models import add_tokenizer, make_small_target
-
     folder = make_small_target(tmp_path_factory.mktemp("small"), hidden_size=HIDDEN)
     add_tokenizer(folder)
     return folder
@@ -37,16 +36,12 @@ def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from redrafter_testing.models.tiny_models import make_drafter
-
     return make_drafter(tmp_path_factory.mktemp("drafter"), hidden_size=HIDDEN)
 
 
 @pytest.fixture(scope="session")
 def plain_v2(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What Model Runner V2 answers without speculation, by workload."""
-    from redrafter_testing.engines.interpreted_engine import interpreted_engine
-    from redrafter_testing.requests import small_workloads
 
     def answers() -> dict[str, list[Any]]:
         with interpreted_engine(small_target, reasoning_config=small_workloads.REASONING) as llm:
@@ -73,9 +68,7 @@ def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[
 @pytest.fixture(scope="session")
 def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
     """Speculates well, scheduled asynchronously, with chunks forced and a KV cache too small."""
-    from redrafter_testing.engines.interpreted_engine import interpreted_engine
     from redrafter_testing.oracles import oracle_v2 as speculator
-    from redrafter_testing.requests import small_workloads
 
     with interpreted_engine(
         small_target,

@@ -12,10 +12,11 @@ from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability, PlatformEnum
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from redrafter_testing.gpu import cuda_engine_on_cpu
-from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
+from redrafter_testing.models.tiny_models import make_drafter
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda import speculator
@@ -26,6 +27,7 @@ from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils import names
 
 plugin.register()
+EXPERTS_RETURNED = AuxOutputConfig(enable_return_routed_experts=True)
 PLATFORM = type(current_platform)
 
 
@@ -65,48 +67,19 @@ def test_the_scheduler_counts_what_is_verified_unless_the_user_brings_one(
     assert own.get_scheduler_cls() is AsyncScheduler
 
 
-@pytest.mark.parametrize(
-    ("speculation", "expected"),
-    [
-        ({}, (52, 64, 2)),
-        ({"adaptive": False, "num_speculative_tokens_per_batch_size": [[1, 64, 9]]}, (1, 64, 9)),
-    ],
-    ids=["no graphs that a budget needs", "own schedule"],
-)
-def test_without_the_budget_k_follows_the_batch(
-    small_target: Path, small_drafter: Path, speculation: dict[str, Any], expected: Any
+def test_without_the_graphs_that_a_budget_needs_k_follows_the_batch(
+    small_target: Path, small_drafter: Path
 ) -> None:
     """The last of the ranges of batch sizes, and its K. With a budget: test_schedule.py."""
-    config = speculate(small_target, small_drafter, speculation, max_num_seqs=64)
-    schedule = config.speculative_config.num_speculative_tokens_per_batch_size
-    assert tuple(schedule[-1]) == expected
+    config = speculate(small_target, small_drafter, max_num_seqs=64)
+    assert config.speculative_config.num_speculative_tokens_per_batch_size[-1] == (52, 64, 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "own"),
-    [
-        ({}, False),
-        ({"cudagraph_capture_sizes": [1, 2, 4]}, True),
-        ({"compilation_config": {"max_cudagraph_capture_size": 8}}, True),
-    ],
-    ids=str,
-)
-def test_the_user_s_own_sizes_of_graphs_are_known(
-    small_target: Path, small_drafter: Path, arguments: dict[str, Any], own: bool
-) -> None:
-    settings = Settings.of(speculate(small_target, small_drafter, **arguments))
-    assert settings.own_graph_sizes == own
-
-
-def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    monkeypatch.setattr(PLATFORM, "is_cpu", lambda self: False)
-    monkeypatch.setattr(PLATFORM, "is_cuda", lambda self: True)
-    engine = engine_here()
-    assert (engine.worker, engine.proposer) == (names.CUDA_WORKER, names.CUDA_SPECULATOR)
-    assert engine.tree_arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
-    assert AttentionBackendEnum.CUSTOM.get_path() == names.CUDA_TREE_ATTENTION
+def test_the_user_s_own_sizes_of_graphs_are_known(small_target: Path, small_drafter: Path) -> None:
+    largest = {"compilation_config": {"max_cudagraph_capture_size": 8}}
+    for arguments in ({}, {"cudagraph_capture_sizes": [1, 2, 4]}, largest):
+        settings = Settings.of(speculate(small_target, small_drafter, **arguments))
+        assert settings.own_graph_sizes == bool(arguments)
 
 
 def test_rocm_is_let_through_where_the_user_insists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +88,10 @@ def test_rocm_is_let_through_where_the_user_insists(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"never run .* set REDRAFTER_ALLOW_UNTESTED_PLATFORM=1"):
         engine_here()
     monkeypatch.setenv("REDRAFTER_ALLOW_UNTESTED_PLATFORM", "1")
-    assert engine_here().worker == names.CUDA_WORKER
+    engine = engine_here()
+    assert (engine.worker, engine.proposer) == (names.CUDA_WORKER, names.CUDA_SPECULATOR)
+    assert engine.tree_arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
+    assert AttentionBackendEnum.CUSTOM.get_path() == names.CUDA_TREE_ATTENTION
 
 
 def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +161,7 @@ def test_what_cannot_be_combined_is_refused_but_for_attention_with_chains(
 @pytest.mark.parametrize(
     ("section", "field", "value", "remedy"),
     [
-        (
-            "",
-            "aux_output_config",
-            AuxOutputConfig(enable_return_routed_experts=True),
-            "leave --enable-return-routed-experts out",
-        ),
+        ("", "aux_output_config", EXPERTS_RETURNED, "leave --enable-return-routed-experts out"),
         ("parallel_config", "enable_elastic_ep", True, "leave --enable-elastic-ep out"),
         ("parallel_config", "prefill_context_parallel_size", 2, "is 2, it must be 1"),
         ("parallel_config", "decode_context_parallel_size", 2, "is 2, it must be 1"),
@@ -293,9 +264,9 @@ def test_heads_whose_tiles_do_not_fit_a_gpu_of_amd_s_get_chains(
     assert reason == "heads of 512 numbers (tree attention on ROCm: at most 256)"
 
 
-def test_a_head_size_that_tree_attention_does_not_know_gets_chains(tmp_path: Path) -> None:
-    target = make_target(tmp_path / "target")
-    add_tokenizer(target)
+def test_a_head_size_that_tree_attention_does_not_know_gets_chains(
+    target: Path, tmp_path: Path
+) -> None:
     drafter = make_drafter(tmp_path / "drafter")
     config = speculate(target, drafter, {"num_speculative_tokens": 4, "beam_length": 6})
     assert Settings.of(config).config == ReDrafterConfig(4, 3, 4, tree="chain")

@@ -15,15 +15,8 @@ from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
-KERNELS = (
-    "ordered_keys",
-    "top_candidates",
-    "candidates",
-    "grow_beams",
-    "draft_layers",
-    "gated_layer",
-    "gather_dot",
-)
+KERNELS = ("ordered_keys", "top_candidates", "candidates", "grow_beams", "draft_layers")
+KERNELS += ("gated_layer", "gather_dot")
 FORMS_OF_HEADS = ("selector", "gated", "medusa", "recurrent", "forms")
 if not ON_GPU:
     import_interpreted(
@@ -34,14 +27,15 @@ if not ON_GPU:
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
-from vllm_redrafter.engine.cuda.heads.forms import FORMS, fused_form  # noqa: E402
+from vllm_redrafter.engine.cuda.heads.forms import fused_form  # noqa: E402
 from vllm_redrafter.engine.cuda.heads.gated import FusedGatedHead  # noqa: E402
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
-from vllm_redrafter.heads.registry import NAMES, new_head  # noqa: E402
+from vllm_redrafter.heads.registry import new_head  # noqa: E402
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search  # noqa: E402
-from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
+from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs  # noqa: E402
 from vllm_redrafter.tree.sharding import VocabularyShard  # noqa: E402
+from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree  # noqa: E402
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS  # noqa: E402
 
 HIDDEN, VOCAB = 16, 70
@@ -175,7 +169,7 @@ def test_ranks_find_together_what_one_finds(
     name: str, options: dict[str, Any], candidates: int
 ) -> None:
     """Each of its own candidates; whatever was in the memory of their buffers."""
-    ranks, embed = 2, embedding()
+    ranks, embed, choose = 2, embedding(), lambda _: candidates
     vocabulary = options.get("draft_vocab_size", VOCAB)
     heads = [head_of(name, **options) for _ in range(ranks)]
     inputs = requests(2)
@@ -197,9 +191,7 @@ def test_ranks_find_together_what_one_finds(
     def on_kernels(head: DraftHead, shard: VocabularyShard) -> ExploredNodes:
         pool = MemoryPool()
         with pool:
-            search = DraftSearch(
-                head, embed, embed, SHAPE, 2, shard, candidates=lambda _: candidates
-            )
+            search = DraftSearch(head, embed, embed, SHAPE, 2, shard, candidates=choose)
         pool.discard()
         return search.explore(*inputs)[0]
 
@@ -285,16 +277,28 @@ def test_so_many_launches_draft_five_levels_in_a_graph(
     assert graph.num_nodes == launches
 
 
-def test_a_head_without_a_form_of_its_own_is_searched_by_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(FORMS, NAMES["gated"])
-    head, embed = head_of("gated"), embedding()
-    search = DraftSearch(head, embed, embed, SHAPE, max_requests=3)
-    assert_found(search, head, embed, *requests(2))
+@pytest.mark.skipif(not ON_GPU, reason="torch's sync debug mode needs a GPU")
+def test_a_draft_does_not_wait_on_a_gpu() -> None:
+    search = DraftSearch(head_of("recurrent"), embedding(), embedding(), SHAPE, max_requests=3)
+    inputs, trees = requests(3), TreeBuffers(3, 6, DEVICE)
+
+    def draft() -> None:
+        found, _ = search.explore(*inputs)
+        scores = candidate_log_probs(found, "beams")
+        build_tree(inputs[1], found.tokens, found.back_pointers, scores, out=trees)
+
+    draft()  # compiles the kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        draft()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_form_that_a_head_of_another_package_brings_is_used() -> None:
+    """One without is searched by torch: `tests/engine/test_heads.py`."""
+
     class Bringing(GatedHead):
         def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedGatedHead:
             return FusedGatedHead(self, table, max_rows, length)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -78,36 +79,27 @@ def test_rows_of_an_image_go_through_triton(monkeypatch: pytest.MonkeyPatch) -> 
     spans = torch.zeros(len(TREES) + len(OTHERS), 1, 2, dtype=torch.int32)
     spans[len(TREES)] = torch.tensor([2, 9])
     metadata.mm_prefix_range_tensor = spans
-    told: list[Any] = []
-    monkeypatch.setattr(
-        triton_attn.TritonAttentionImpl, "forward", lambda *arguments: told.append(arguments)
-    )
+    forward = MagicMock()
+    monkeypatch.setattr(triton_attn.TritonAttentionImpl, "forward", forward)
     out, _ = attention(layer, metadata)
-    (arguments,) = told
-    given, images = arguments[2], arguments[6].mm_prefix_range_tensor
+    _, given, _, _, _, rest, *_ = forward.call_args.args
+    images = rest.mm_prefix_range_tensor
     assert given.shape[0] == len(out) - rows
     assert images[: len(OTHERS)].tolist() == [[[2, 9]], [[0, 0]], [[0, 0]]]
 
 
-def attention_layer(**variant: Any) -> TreeAttentionImpl:
-    return TreeAttentionImpl(
-        HEADS,
-        HEAD_SIZE,
-        0.2,
-        KV_HEADS,
-        None,
-        variant.get("sliding_window"),
-        "auto",
-        variant.get("soft_cap"),
-        sinks=variant.get("sinks"),
-    )
+def attention_layer(window: int | None = None, soft_cap: float | None = None) -> TreeAttentionImpl:
+    return TreeAttentionImpl(HEADS, HEAD_SIZE, 0.2, KV_HEADS, None, window, "auto", soft_cap)
 
 
 def attention(
-    layer: dict[str, Any], metadata: TreeAttentionMetadata, **variant: Any
+    layer: dict[str, Any],
+    metadata: TreeAttentionMetadata,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What ours makes of the batch, trees' rows being 7, and all rows' attention in float64."""
-    impl = attention_layer(**variant)
+    impl = attention_layer(window, soft_cap)
     assert flash_attention.flash_attention(impl) is not None
     trees: Any = SimpleNamespace(attend=lambda q, k, v, out, **_: out.fill_(7))
     metadata.tree_attention = lambda block_size: trees  # type: ignore[method-assign]
@@ -128,27 +120,24 @@ def attention(
         max_seqlen_k=metadata.max_seq_len,
         softmax_scale=0.2,
         causal=True,
-        window_size=[variant.get("sliding_window", 0) - 1, 0],
+        window_size=[(window or 0) - 1, 0],
         block_table=metadata.block_table.cpu(),
-        softcap=variant.get("soft_cap", 0.0),
-        s_aux=None if variant.get("sinks") is None else variant["sinks"].cpu(),
+        softcap=soft_cap or 0.0,
+        s_aux=None,
         alibi_slopes=None,
     )
     return out.cpu().double(), expected
 
 
 @pytest.mark.parametrize("trees", [[], TREES], ids=["no trees", "beside trees"])
-@pytest.mark.parametrize(
-    "variant", [{}, {"sliding_window": 12}, {"soft_cap": 3.0}, {"shared": True}], ids=str
-)
+@pytest.mark.parametrize("variant", [{}, {"window": 12}, {"soft_cap": 3.0}, None], ids=str)
 def test_prompts_and_plain_decodes_are_attention(
-    trees: list[tuple[int, int]], variant: dict[str, Any]
+    trees: list[tuple[int, int]], variant: dict[str, Any] | None
 ) -> None:
-    variant = dict(variant)
     layer, metadata, rows = batch(trees)
-    if variant.pop("shared", False):  # it reads another's cache, and has no K and V of its own
+    if variant is None:  # it reads another's cache, and has no K and V of its own
         layer |= {"key": None, "value": None}
-    out, expected = attention(layer, metadata, **variant)
+    out, expected = attention(layer, metadata, **(variant or {}))
     assert (out[:rows] == 7).all(), "the trees' rows"
     error = (out[rows:] - expected[rows:]).norm(dim=-1) / expected[rows:].norm(dim=-1)
     assert error.max() < 2e-2

@@ -10,10 +10,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu import cudagraph_utils
 
-from vllm_redrafter.engine.cuda.graph_manager import (
-    DraftGraphManager,
-    TreeGraphManager,
-)
+from vllm_redrafter.engine.cuda.graph_manager import DraftGraphManager, TreeGraphManager
 from vllm_redrafter.engine.cuda.schedule import default_schedule
 from vllm_redrafter.utils.names import METHOD
 

@@ -28,10 +28,7 @@ if not ON_GPU:
     )
 
 from vllm_redrafter.config import ReDrafterConfig  # noqa: E402
-from vllm_redrafter.engine.cuda.context_matching import (  # noqa: E402
-    ContextMatching,
-    ScoredNodes,
-)
+from vllm_redrafter.engine.cuda.context_matching import ContextMatching, ScoredNodes  # noqa: E402
 from vllm_redrafter.engine.cuda.node_confidence import (  # noqa: E402
     FIRST_REFIT,
     LONGEST_REFIT,

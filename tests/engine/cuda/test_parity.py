@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from redrafter_testing.engines import budgets, inside_worker
 from redrafter_testing.engines.forked_engine import Engine, run_with_aborts
 from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
-from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.gpu import no_waiting, recorded_graphs
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family, Questions
@@ -187,6 +187,23 @@ def test_thinking_budgets_end_where_they_do_without_speculation(
     unbounded = tokens_of(oracle.run(small_workloads.thinking(bounded=False)))
     for request, (bounded, free) in enumerate(zip(answers, unbounded, strict=True)):
         assert (bounded != free) == (request < 5)
+
+
+def test_nothing_in_the_step_waits_for_the_device(oracle: Engine) -> None:
+    """Staging, sampling, walk, compaction, drafting; they are watched to the engine's end."""
+    oracle.rpc(no_waiting.watch)
+    oracle.run(small_workloads.EVERYTHING)
+    ((calls, found),) = oracle.rpc(no_waiting.findings)
+    assert calls > 10
+    assert not found
+
+
+def test_the_gpu_s_worker_makes_our_model_runner(oracle: Engine) -> None:
+    (made,) = oracle.rpc(inside_worker.made_by_the_gpu_worker)
+    assert made == [
+        "vllm_redrafter.engine.cuda.runner.GPUTreeModelRunner",
+        "redrafter_testing.oracles.oracle_v2.OracleSpeculator",
+    ]
 
 
 # Families of targets

@@ -1,19 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a step: what is accepted, what dummy runs read, what schedulers tell workers."""
+"""Parts of a step and of its worker: what is moved, what dummy runs read, what schedulers tell
+workers, what the step's meter counts and what of it reaches a front end."""
 
+import logging
 import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
+from vllm.v1.worker.worker_base import WorkerBase
 
+from redrafter_testing.gpu.no_waiting import NoWaiting
+from vllm_redrafter import ConfigError
+from vllm_redrafter.engine import published
+from vllm_redrafter.engine.cuda import worker
 from vllm_redrafter.engine.cuda.model_state import TreeModelState
 from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
 from vllm_redrafter.engine.cuda.scheduler import TreeScheduler
+from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.verification import Verification
+from vllm_redrafter.engine.cuda.worker import TreeWorker
+from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: 1 if x[0] else 0,
+    ],
+)
+def test_waiting_for_the_device_is_noticed(waits: Callable[[torch.Tensor], Any]) -> None:
+    """As `test_parity.py` relies on."""
+    watcher = NoWaiting()
+    with watcher.watching():
+        waits(torch.tensor([1.0, 0.0, 2.0]))
+    assert watcher.found
 
 
 def test_a_cache_that_layers_share_is_moved_once_and_caches_may_differ_in_shape() -> None:
@@ -60,3 +92,97 @@ def test_a_step_says_how_many_before_it_are_unread(monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         read()
     assert unread() == 0
+
+
+# Recurrent states
+
+K = 3
+STATE = MambaSpec(
+    block_size=64,
+    shapes=((4, 256), (2, 128)),
+    dtypes=(torch.float32, torch.float32),
+    num_speculative_blocks=K,
+)
+ATTENTION = FullAttentionSpec(block_size=64, num_kv_heads=1, head_size=64, dtype=torch.float32)
+HYBRID: dict[str, KVCacheSpec] = {"0": STATE, "1": ATTENTION, "2": STATE}
+NEEDED = 2 * (K + 1) * 4 * (4 * 256 + 2 * 128)
+
+
+class Worker(WorkerBase):
+    """vLLM's, with so much memory and such layers."""
+
+    def __init__(self, available: int, specs: dict[str, KVCacheSpec]) -> None:
+        self.available, self.specs = available, specs
+        self.vllm_config = SimpleNamespace(num_speculative_tokens=K)
+
+    def determine_available_memory(self) -> int:
+        return self.available
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        return self.specs
+
+
+def check(available: int, specs: dict[str, KVCacheSpec]) -> int:
+    checked: Any = type("Checked", (TreeWorker, Worker), {"__init__": Worker.__init__})
+    return int(checked(available, specs).determine_available_memory())
+
+
+def test_recurrent_states_are_announced_or_refused_with_the_remedy(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "logger", logging.getLogger("states"))
+    with caplog.at_level(logging.INFO, "states"):
+        assert check(NEEDED, HYBRID) == NEEDED
+        assert check(7, {"0": ATTENTION}) == 7
+    (said,) = caplog.messages
+    assert said.startswith("With num_speculative_tokens=3 a request keeps 4 recurrent states")
+    with pytest.raises(ConfigError, match=r"=3 a request keeps 4 recurrent states .*: lower num_"):
+        check(NEEDED - 1, HYBRID)
+
+
+# The meter
+
+
+@pytest.fixture
+def meter(host_events: None) -> StepTimer:
+    return StepTimer(torch.device("cpu"))
+
+
+@pytest.fixture
+def subscriber(
+    meter: StepTimer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Subscriber]:
+    """Reads what the meter publishes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(published.DIRECTORY, raising=False)
+    published.open_directory()
+    meter.publisher = Publisher(engine=0)
+    yield Subscriber(engine=0)
+    published.close_directory()
+
+
+def step(meter: StepTimer) -> None:
+    """Three requests: one verifies a tree of 3 nodes and accepts one, the tree of another was
+    trimmed to its root, one is in its prompt. Two of the nodes are on a path, one is accepted."""
+    batch: Any = SimpleNamespace(num_draft_tokens_per_req=np.array([2, 2, 0]))
+    with meter.measure("draft"):
+        meter.count(batch, torch.tensor([3, 1, 1]), torch.tensor([2, 1, 1]))
+    meter.count_matches(lambda: torch.tensor([2, 1]))
+    meter.expect(1.5)
+    meter.count_undrafted()
+    meter.publish()
+
+
+def test_counts_reach_the_front_end_a_step_late_and_a_reset_takes_nothing_from_its_totals(
+    meter: StepTimer, subscriber: Subscriber
+) -> None:
+    step(meter)
+    assert subscriber.read() == Counters(1, 0, 0, 0, 1.5, 1, 0, 0)
+    assert meter.read().draft == 0, "times are taken from the first reset on"
+    meter.reset()
+    step(meter)
+    assert subscriber.read() == Counters(2, 1, 2, 2, 3.0, 2, 2, 1)
+    meter.publish()
+    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 4, 2)
+    assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1, 2, 1)
+    assert meter.read().draft > 0

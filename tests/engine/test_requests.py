@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that ask for something of their own, on both engines: each gets it as from plain vLLM.
+
+Log-probabilities, whatever the others ask; sessions whose input comes in pieces; priorities; and
+continuations that are looked for in a request's own text alone.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from redrafter_testing.engines import searched_texts
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import (
+    Engine,
+    answers_by_priority,
+    answers_in_sessions,
+)
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of, tokens_of
+from redrafter_testing.requests.workloads import Workload
+
+pytestmark = pytest.mark.engine
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"logprobs": 0},
+    {"logprobs": 5},
+    {"logprobs": -1},
+    {"logprob_token_ids": [7]},
+    {"logprob_token_ids": [3, 9, 11, 20]},
+    {"logprobs": 2, "logprob_token_ids": [9, 3]},
+    {"prompt_logprobs": 2},
+    {"prompt_logprobs": -1, "logprobs": 1},
+]
+PIECES, TOKENS = 4, 11
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+
+
+def asked(*kinds: int) -> Workload:
+    """A request of each kind, in one batch."""
+    prompts = [few_tokens.requests("sampled").prompts[kind % 3] for kind in kinds]
+    sampling = few_tokens.SAMPLING["sampled"] | {"max_tokens": 10, "ignore_eos": True}
+    params = [SamplingParams(**sampling, seed=kind, **ASKED[kind]) for kind in kinds]
+    return Workload(prompts, params)
+
+
+def sessions() -> tuple[Workload, int, Workload]:
+    """Sessions, pieces of each one's input, and requests beside them."""
+    greedy, sampled = (few_tokens.requests(sampling, count=2) for sampling in few_tokens.SAMPLING)
+    made = Workload([*greedy.prompts, *sampled.prompts], [*greedy.params, *sampled.params])
+    beside = few_tokens.requests("greedy", count=4)
+    for params in (*made.params, *beside.params):
+        params.output_kind = RequestOutputKind.DELTA
+    for params in made.params:
+        params.max_tokens = TOKENS
+    return made, PIECES, beside
+
+
+class Plain(NamedTuple):
+    """What plain vLLM answers."""
+
+    in_sessions: Any
+    alone: list[Any]
+    """To each kind of ASKED."""
+
+
+@pytest.fixture(scope="module", params=[cpu_engine, interpreted_engine], ids=["cpu", "v2"])
+def engine_and_plain(
+    request: pytest.FixtureRequest, few_tokens_target: Path, few_tokens_drafter: Path
+) -> Iterator[tuple[Engine, Plain]]:
+    """An engine that drafts, with a KV cache too small, and the answers of one that does not."""
+    arguments: dict[str, Any] = {"skip_tokenizer_init": True, "max_logprobs": -1}
+    arguments |= {"max_model_len": 256, "max_num_seqs": 8}
+    with request.param(few_tokens_target, **arguments) as llm:
+        alone = [llm.run(asked(kind))[0] for kind in range(len(ASKED))]
+        plain = Plain(llm.call(answers_in_sessions, *sessions()), alone)
+    with request.param(
+        few_tokens_target,
+        speculative_config={
+            "model": str(few_tokens_drafter),
+            "num_speculative_tokens": 8,
+            "adaptive": False,
+        },
+        scheduling_policy="priority",
+        num_gpu_blocks_override=12,
+        **arguments,
+    ) as llm:
+        yield llm, plain
+
+
+def test_a_request_gets_the_logprobs_that_plain_vllm_gives_it_alone(
+    engine_and_plain: tuple[Engine, Plain],
+) -> None:
+    llm, plain = engine_and_plain
+    llm.rpc("reset_redrafter_stats")
+    for kinds in combinations_with_replacement(range(len(ASKED)), 2):
+        answers, expected = llm.run(asked(*kinds)), [plain.alone[kind] for kind in kinds]
+        assert tokens_of(answers) == tokens_of(expected), kinds
+        for answer, wanted in zip(answers, expected, strict=True):
+            assert_logprobs_close(answer, wanted)
+    (stats,) = llm.rpc("redrafter_stats")
+    assert stats["sampled_tokens"] > stats["verifications"] + 20, "little was accepted"
+
+
+def test_answers_in_sessions_while_requests_beside_are_drafted_for(
+    engine_and_plain: tuple[Engine, Plain],
+) -> None:
+    llm, plain = engine_and_plain
+    before = llm.counter(ACCEPTED)
+    assert llm.call(answers_in_sessions, *sessions()) == plain.in_sessions
+    assert llm.counter(ACCEPTED) > before
+    assert [len(answer) for answer in plain.in_sessions[0]] == [PIECES * TOKENS] * 4
+
+
+def test_answers_by_priority(
+    engine_and_plain: tuple[Engine, Plain], few_tokens_plain: dict[str, list[list[int]]]
+) -> None:
+    llm, _ = engine_and_plain
+    before = llm.counter(ACCEPTED)
+    answers = llm.call(answers_by_priority, few_tokens.requests("greedy"))
+    assert single_tokens_of(answers) == few_tokens_plain["greedy"]
+    assert llm.counter("vllm:num_preemptions") > 0
+    assert llm.counter(ACCEPTED) > before
+
+
+@pytest.mark.parametrize(
+    ("start", "record", "embedding"),
+    [
+        (cpu_engine, searched_texts.record_on_cpu, few_tokens.VOCAB),
+        (interpreted_engine, searched_texts.record_on_v2, 0),
+    ],
+    ids=["cpu", "v2"],
+)
+def test_rows_of_tokens_embeddings_preempted_and_aborted_requests_hold_their_own_text(
+    start: Any, record: Any, embedding: int, few_tokens_target: Path
+) -> None:
+    """`embedding` stands in a text for one."""
+    with start(
+        few_tokens_target,
+        skip_tokenizer_init=True,
+        enable_prompt_embeds=True,
+        speculative_config={"method": "redrafter", "num_speculative_tokens": 6, "adaptive": False},
+        num_gpu_blocks_override=11,
+        max_num_seqs=4,
+        max_model_len=256,
+    ) as llm:
+        llm.rpc(record)
+        answers = llm.call(searched_texts.run_all_kinds, 24, few_tokens.VOCAB, few_tokens.HIDDEN)
+        (searched,) = llm.rpc(attrgetter("searched"))
+        assert llm.counter("vllm:num_preemptions") > 0
+    kinds = set()
+    for request, text in searched:
+        prompt, output = answers[request.split("-")[0]]
+        own = [embedding] * prompt if isinstance(prompt, int) else prompt
+        whole = own + output
+        assert text[: len(whole)] == whole[: len(text)]
+        kinds.add((type(prompt), len(text) > len(own)))
+    assert kinds >= {(int, True), (list, True)}
