@@ -13,7 +13,6 @@ from vllm_redrafter.budget.costs import (
     CostTable,
     DraftCost,
     StepTimes,
-    VerifyCost,
 )
 from vllm_redrafter.tree.policy import SearchShape
 
@@ -22,7 +21,7 @@ def table(**changes: object) -> CostTable:
     draft = ((1, 4, 1, 1.0), (1, 4, 5, 3.0), (3, 4, 1, 2.0), (3, 4, 5, 8.0))
     values = {
         "draft": tuple(DraftCost(*entry) for entry in draft),
-        "verify": (VerifyCost(1, 10.0), VerifyCost(5, 12.0), VerifyCost(9, 20.0)),
+        "verify": ((1, 10.0), (5, 12.0), (9, 20.0)),
     } | changes
     return CostTable(**values)  # type: ignore[arg-type]
 
@@ -34,7 +33,7 @@ def test_costs_lie_on_the_lines_between_measurements_and_beyond_the_last_one() -
     assert table().verify_seconds(11) == pytest.approx(24.0)
     assert table().draft_seconds(4, 4, 1) == pytest.approx(2.5)
     # More work never takes less time.
-    noisy = table(verify=(VerifyCost(1, 10.0), VerifyCost(2, 9.0), VerifyCost(3, 11.0)))
+    noisy = table(verify=((1, 10.0), (2, 9.0), (3, 11.0)))
     assert noisy.verify_seconds([1, 2, 3]).tolist() == [9.0, 9.0, 11.0]
 
 
@@ -85,9 +84,10 @@ def test_a_table_that_was_measured_in_a_busy_moment_is_mended(busy: float) -> No
     quiet, trees = table(), SearchShape(4, 5)
 
     def measured(entries: Any) -> Any:
-        return tuple(entry._replace(seconds=busy * entry.seconds) for entry in entries)
+        return tuple((*size, busy * seconds) for *size, seconds in entries)
 
-    dear = table(draft=measured(quiet.draft), verify=measured(quiet.verify))
+    draft = tuple(DraftCost(*entry) for entry in measured(quiet.draft))
+    dear = table(draft=draft, verify=measured(quiet.verify))
     times = StepTimes(dear, 9)
     for kind, rows, explores in [(PLAIN, 1, False), (TREES, 9, True), (TREES, 3, False)]:
         seconds = float(quiet.verify_seconds(rows))

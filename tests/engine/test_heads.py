@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -27,9 +27,9 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
 class Head(NamedTuple):
-    """A checkpoint, and what puts its head on an engine's path."""
+    """A speculative config, and what puts its head on an engine's path."""
 
-    checkpoint: Path
+    config: dict[str, Any]
     setup: list[Callable[[], object]]
 
 
@@ -40,23 +40,25 @@ def head(
     few_tokens_plain: dict[str, list[list[int]]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Head:
-    folder = tmp_path_factory.mktemp(request.param)
+    folder, paths = tmp_path_factory.mktemp(request.param), list[Path]()
     if request.param == "medusa":
-        return Head(make_medusa(folder, few_tokens.VOCAB, few_tokens.HIDDEN), [])
-    if request.param == "gated":
+        make_medusa(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
+    elif request.param == "gated":
         asked = few_tokens.requests("greedy").prompts
         rows = list(map(answered, asked, few_tokens_plain["greedy"]))
-        return Head(make_reciting(folder, few_tokens_target, rows, target_layers=(1,)), [])
-    with patch.object(sys, "argv", ["bigram_head.py", str(few_tokens_target), str(folder)]):
-        runpy.run_path(str(EXAMPLES / "bigram_head.py"), run_name="__main__")
-    # What an installer writes for a package whose entry point is a head.
-    installed = folder / "site" / "bigram-1.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: bigram\nVersion: 1.0\n")
-    head = "[vllm_redrafter.heads]\nbigram = bigram_head:BigramHead\n"
-    (installed / "entry_points.txt").write_text(head)
-    paths = installed.parent, EXAMPLES
-    return Head(folder, [partial(site.addsitedir, str(path)) for path in paths])
+        make_reciting(folder, few_tokens_target, rows, target_layers=(1,))
+    else:
+        with patch.object(sys, "argv", ["bigram_head.py", str(few_tokens_target), str(folder)]):
+            runpy.run_path(str(EXAMPLES / "bigram_head.py"), run_name="__main__")
+        # What an installer writes for a package whose entry point is a head.
+        installed = folder / "site" / "bigram-1.0.dist-info"
+        installed.mkdir(parents=True)
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: bigram\nVersion: 1.0\n")
+        head = "[vllm_redrafter.heads]\nbigram = bigram_head:BigramHead\n"
+        (installed / "entry_points.txt").write_text(head)
+        paths = [installed.parent, EXAMPLES]
+    setup = [partial(site.addsitedir, str(path)) for path in paths]
+    return Head({"model": str(folder), "adaptive": False}, setup)
 
 
 def test_the_cpu_engine_s_output_equals_plain(
@@ -66,16 +68,11 @@ def test_the_cpu_engine_s_output_equals_plain(
         few_tokens_target,
         setup=head.setup,
         skip_tokenizer_init=True,
-        speculative_config={
-            "model": str(head.checkpoint),
-            "num_speculative_tokens": 8,
-            "adaptive": False,
-        },
+        speculative_config={**head.config, "num_speculative_tokens": 8},
     ) as llm:
         answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
-        accepted = llm.counter(ACCEPTED)
-    assert answers == few_tokens_plain["greedy"]
-    assert accepted > 20, "trees were hardly used"
+        assert answers == few_tokens_plain["greedy"]
+        assert llm.counter(ACCEPTED) > 20, "trees were hardly used"
 
 
 def test_the_v2_engine_s_output_from_graphs_equals_plain(
@@ -90,19 +87,13 @@ def test_the_v2_engine_s_output_from_graphs_equals_plain(
         compilation_config={"mode": 0},
         max_num_seqs=count,
         max_num_batched_tokens=32,
-        speculative_config={
-            "model": str(head.checkpoint),
-            "num_speculative_tokens": 4,
-            "beam_width": 2,
-            "adaptive": False,
-        },
+        speculative_config={**head.config, "num_speculative_tokens": 4, "beam_width": 2},
     ) as llm:
         llm.rpc(recorded_graphs.replay, True)
         answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count)))
-        accepted = llm.counter(ACCEPTED)
+        assert answers == few_tokens_plain["greedy"][:count]
+        assert llm.counter(ACCEPTED) > 3, "trees were hardly used"
         (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+        assert all(replayed.get(kind, 0) > 5 for kind in ("draft", "model")), replayed
         ((_, _, same_on_kernels),) = llm.rpc(recorded_graphs.draft_on_kernels)
-    assert answers == few_tokens_plain["greedy"][:count]
-    assert accepted > 3, "trees were hardly used"
-    assert all(replayed.get(kind, 0) > 5 for kind in ("draft", "model")), replayed
-    assert same_on_kernels
+        assert same_on_kernels

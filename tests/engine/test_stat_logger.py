@@ -18,7 +18,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from vllm_redrafter import plugin
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine import published, stat_logger
-from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
+from vllm_redrafter.engine.published import Counters, Publisher, subscribe
 from vllm_redrafter.engine.stat_logger import ReDrafterStatLogger
 from vllm_redrafter.utils import names
 
@@ -180,7 +180,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_another_process_reads_what_a_worker_published_even_after_it_was_killed() -> None:
     published.open_directory()
     subprocess.run([sys.executable, "-P", "-c", WORKER], check=False)
-    assert Subscriber(1).read() == (7, 14, 0, 0, 31.5, 0, 0, 0)
+    assert subscribe(1)() == (7, 14, 0, 0, 31.5, 0, 0, 0)
 
 
 def test_the_directory_s_name_is_among_what_vllm_copies_to_ray(
@@ -194,18 +194,18 @@ def test_the_directory_s_name_is_among_what_vllm_copies_to_ray(
 
 def test_totals_go_on_when_statistics_are_reset_and_the_directory_is_gone(folder: Path) -> None:
     published.open_directory()
-    publisher, subscriber, counted = Publisher(0), Subscriber(0), stats(7)
+    publisher, subscriber, counted = Publisher(0), subscribe(0), stats(7)
     publisher.publish(counted)
     publisher.carry(counted)
     counted.reset()
     publisher.publish(counted)
-    assert subscriber.read() == Counters.of(stats(7))
+    assert subscriber() == Counters.of(stats(7))
     # Nothing is left when both ends are connected, and they go on.
     assert list(folder.rglob("engine-0"))
     published.close_directory()
     assert not list(folder.iterdir())
     publisher.publish(stats(2))
-    assert subscriber.read().since(Counters.of(stats(7))) == Counters.of(stats(2))
+    assert subscriber().since(Counters.of(stats(7))) == Counters.of(stats(2))
 
 
 def test_a_worker_that_starts_after_the_directory_is_gone_counts_for_itself(
@@ -215,7 +215,7 @@ def test_a_worker_that_starts_after_the_directory_is_gone_counts_for_itself(
     Publisher(0).publish(stats(4))
     assert not list(folder.iterdir())
     with pytest.raises(FileNotFoundError):
-        Subscriber(0)
+        subscribe(0)
 
 
 def test_an_engine_has_one_worker_that_publishes() -> None:

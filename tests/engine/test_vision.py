@@ -24,12 +24,7 @@ pytestmark = pytest.mark.engine
 
 def speculative(folder: Path, target_layers: tuple[int, ...] = ()) -> dict[str, Any]:
     drafter = make_drafter(folder, QWEN2_5_VL.vocab_size, QWEN2_5_VL.hidden_size, target_layers)
-    return {
-        "model": str(drafter),
-        "num_speculative_tokens": 10,
-        "beam_width": 5,
-        "beam_length": 4,
-    }
+    return {"model": str(drafter), "num_speculative_tokens": 10, "beam_width": 5, "beam_length": 4}
 
 
 def one_of(asked: Looking) -> Looking:

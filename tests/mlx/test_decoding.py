@@ -7,7 +7,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.costs import CostTable, DraftCost
 from vllm_redrafter.mlx import Drafter, drafter, load_drafter, stream_generate
 from vllm_redrafter.mlx.drafter import measure_costs
 
@@ -24,7 +24,7 @@ def with_costs(pair: Any, monkeypatch: pytest.MonkeyPatch, row: float, draft: fl
                 DraftCost(1, width, length, draft * length or 1e-6)
                 for _, width, length, _ in measured.draft
             ),
-            tuple(VerifyCost(rows, 1 + row * (rows - 1)) for rows in range(1, 9)),
+            tuple((rows, 1 + row * (rows - 1)) for rows in range(1, 9)),
         )
 
     monkeypatch.setattr(drafter, "measure_costs", costs)

@@ -33,13 +33,6 @@ class DraftCost(NamedTuple):
     seconds: float
 
 
-class VerifyCost(NamedTuple):
-    """Seconds of a step that verifies, or decodes plainly, so many rows."""
-
-    rows: int
-    seconds: float
-
-
 @dataclass(frozen=True)
 class CostTable:
     """Measured costs of drafting and of verification, where they were measured.
@@ -47,11 +40,11 @@ class CostTable:
     Attributes:
         draft: searches of one level and of the longest length for each width; a level costs as
             much as another. Of no level: matches alone.
-        verify: steps of ascending numbers of rows.
+        verify: (rows, seconds) of steps that verify, or decode plainly, in ascending order.
     """
 
     draft: tuple[DraftCost, ...]
-    verify: tuple[VerifyCost, ...]
+    verify: tuple[tuple[int, float], ...]
 
     def draft_seconds(self, requests: int, beam_width: int, beam_length: int) -> float:
         """D of a width that was measured: interpolated over requests and lengths."""

@@ -54,11 +54,6 @@ class Walk:
         self.requests, self.nodes = self.requests[goes_on], children[goes_on]
         self.depth += 1
 
-    def output_of(self, request: int) -> list[int]:
-        """What was sampled for a request whose path goes on."""
-        output: list[int] = self._output[request, : self.depth].tolist()
-        return output
-
 
 def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
     """(sources [N], destinations [N]) of the cache rows that compaction has to move.

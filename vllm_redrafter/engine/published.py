@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -95,17 +96,17 @@ class Publisher:
         self._before_reset += Counters.of(stats)
 
 
-class Subscriber:
-    def __init__(self, engine: int) -> None:
-        """FileNotFoundError where no worker on this machine publishes as this engine."""
-        if (file := _file(engine)) is None:
-            raise FileNotFoundError(f"{DIRECTORY} names no directory")
-        with open(file, "rb") as opened:
-            shared = mmap.mmap(opened.fileno(), SIZE, access=mmap.ACCESS_READ)
-        self._published = np.frombuffer(shared, dtype=np.float64)
+def subscribe(engine: int) -> Callable[[], Counters]:
+    """What reads an engine's counters.
 
-    def read(self) -> Counters:
-        return Counters(*self._published.tolist())
+    FileNotFoundError where no worker on this machine publishes as this engine.
+    """
+    if (file := _file(engine)) is None:
+        raise FileNotFoundError(f"{DIRECTORY} names no directory")
+    with open(file, "rb") as opened:
+        shared = mmap.mmap(opened.fileno(), SIZE, access=mmap.ACCESS_READ)
+    published = np.frombuffer(shared, dtype=np.float64)
+    return lambda: Counters(*published.tolist())
 
 
 def _file(engine: int) -> Path | None:

@@ -8,6 +8,7 @@ its presence would override --disable-log-stats in every server.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import Counter
@@ -15,7 +16,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from vllm_redrafter.engine.published import Counters, Subscriber
+from vllm_redrafter.engine.published import Counters, subscribe
 
 logger = init_logger("vllm.redrafter")
 
@@ -50,14 +51,14 @@ class ReDrafterStatLogger(StatLoggerBase):
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self._engine = engine_index
         self._model = vllm_config.model_config.served_model_name
-        self._subscriber: Subscriber | None = None
+        self._read: Callable[[], Counters] | None = None
         self._metrics: list[Counter] = []
         self._counted = self._logged = Counters()
 
     def log_engine_initialized(self) -> None:
         """Find the worker's counters, which are there when the engine is ready."""
         try:
-            self._subscriber = Subscriber(self._engine)
+            self._read = subscribe(self._engine)
         except FileNotFoundError:
             logger.warning(
                 "Engine %03d: no ReDrafter counters under /metrics and in the log: its worker is "
@@ -70,9 +71,9 @@ class ReDrafterStatLogger(StatLoggerBase):
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Bring /metrics up to date; vLLM calls it when an engine's outputs arrive."""
-        if self._subscriber is None:
+        if self._read is None:
             return
-        counters = self._subscriber.read()
+        counters = self._read()
         for metric, increase in zip(self._metrics, counters.since(self._counted), strict=True):
             metric.inc(increase)
         self._counted = counters

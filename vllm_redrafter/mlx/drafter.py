@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.costs import CostTable, VerifyCost
+from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.planner import BatchPlanner, arms_of
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
@@ -141,7 +141,7 @@ def measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig
     arms, limits = arms_of(config, head is not None), (lambda: None, TIMING_SECONDS)
     drafts = tuple(time_drafts(arms, 1, draft, *limits))
     passes = time_sizes(max_rows, verify, *limits)
-    return CostTable(drafts, tuple(VerifyCost(*timed) for timed in passes))
+    return CostTable(drafts, tuple(passes))
 
 
 def _dummy_search(target: TreeTarget, head: Head, shape: SearchShape) -> Explored:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from vllm_redrafter.replay.target import final_norm, hidden_states, load_ends, l
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 from vllm_redrafter.utils.progress import progress_bar
 
+if TYPE_CHECKING:
+    from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
+
 GIB = 2**30
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
@@ -42,21 +45,7 @@ TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
 token, or without the norm, are as far apart as they are long."""
 
 
-class StatesEngine(Protocol):
-    """What runs the target's layers."""
-
-    def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
-        """From (a name, tokens) to (the name, states), in any order.
-
-        States are [tokens, (n + 1) H]: of n layers, in ascending order, then what enters the final
-        norm.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-StartEngine = Callable[[str, CaptureSettings, Sequence[int], int, Path], StatesEngine]
+StartEngine = Callable[[str, CaptureSettings, Sequence[int], int, Path], "HiddenStatesEngine"]
 """From the target, how to capture, the layers whose output is wanted (the last one and those before
 it, in ascending order), the tokens of the longest text, and a folder for passing files."""
 
@@ -198,7 +187,9 @@ class _CaptureRun:
         self.tokens = sum(int(lengths[row]) - 1 for rows in missing.values() for row in rows)
         self.num_bytes = self.tokens * info.bytes_per_token
 
-    def run(self, engine: StatesEngine, norm: Callable[[Tensor], Tensor], console: Console) -> None:
+    def run(
+        self, engine: HiddenStatesEngine, norm: Callable[[Tensor], Tensor], console: Console
+    ) -> None:
         """Write all missing shards, each when it has all its rows."""
         started = time.monotonic()
         shard_of = {row: shard for shard, rows in self._missing.items() for row in rows}

@@ -61,7 +61,7 @@ _OUR_OWN = (
 
 
 class HiddenStatesEngine:
-    """The target in vLLM, reading text: a `StatesEngine`; see `capture.StartEngine`.
+    """The target in vLLM, reading text; see `capture.StartEngine`.
 
     ConfigError: vLLM cannot start, or its class of the target does not hand out hidden states.
     """
@@ -117,6 +117,11 @@ class HiddenStatesEngine:
         )
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
+        """From (a name, tokens) to (the name, states), in any order.
+
+        States are [tokens, (n + 1) H]: of n layers, in ascending order, then what enters the final
+        norm.
+        """
         params = SamplingParams(
             max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )

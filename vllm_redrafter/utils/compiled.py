@@ -44,17 +44,8 @@ def _cache_folder() -> Path | None:
 FOLDER = _cache_folder()
 
 
-def compiled(function: Function) -> Function:
-    """Compile at the first call; kept on disk where a folder can be written."""
-    return _compiled(function)
-
-
-def compiled_in_any_order(function: Function) -> Function:
-    """As `compiled`; sums are added up in any order, so that vector instructions can do it."""
-    return _compiled(function, fastmath={"reassoc"})
-
-
-def _compiled(function: Function, **options: Any) -> Function:
+def compiled(function: Function, **options: Any) -> Function:
+    """Compile at the first call, with numba's `options`; kept on disk where a folder can be."""
     with patched(config, "CACHE_DIR", str(FOLDER or "")):
         made: Function = njit(cache=FOLDER is not None, **options)(function)
     return made

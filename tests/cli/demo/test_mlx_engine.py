@@ -12,7 +12,7 @@ from vllm_redrafter.cli.demo import smollm2
 
 pytest.importorskip("mlx.core")
 
-from vllm_redrafter.cli.demo.mlx_engine import usual_dtype
+from vllm_redrafter.cli.demo.mlx_engine import DTYPE
 
 
 def test_the_demo_reports_mlx_lm_without_and_with_the_drafter(tmp_path: Path) -> None:
@@ -21,6 +21,6 @@ def test_the_demo_reports_mlx_lm_without_and_with_the_drafter(tmp_path: Path) ->
     target, drafter = make_reciting_pair(tmp_path / "pair")
     smollm2.run_demo(tmp_path / "cache", str(target), str(drafter), console, backend="mlx")
     output = file.getvalue()
-    assert f"Greedy decoding in mlx-lm, {usual_dtype()}" in output and "vLLM" not in output
+    assert f"Greedy decoding in mlx-lm, {DTYPE}" in output and "vLLM" not in output
     assert all(question in output for question in smollm2.PROMPTS)
     assert "yes" in output and "target steps" in output

@@ -4,7 +4,7 @@
 `test_parity.py` has them beside chains, grammars and logprobs.
 """
 
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,23 @@ from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
-SHAPE = {"num_speculative_tokens": 8, "beam_width": 3, "beam_length": 3, "context_matches": 2}
+SHAPE = {"beam_width": 3, "beam_length": 3, "context_matches": 2}
 Plain = dict[str, list[list[int]]]
 
 # Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
-GRAPHS: dict[str, Any] = {
-    "setup": recorded_graphs.use_as_a_gpu_with_long_contexts,
-    "enforce_eager": False,
-}
-"""Steps replay recordings in place of CUDA graphs."""
 
 
-@pytest.fixture(scope="module")
-def adaptive(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Engine]:
-    config = {"model": str(few_tokens_drafter), **SHAPE}
-    with interpreted_engine(
-        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **GRAPHS, **TIGHT
-    ) as llm:
-        yield llm
+def engine(target: Path, **speculative: Any) -> AbstractContextManager[Engine]:
+    """Steps replay recordings in place of CUDA graphs."""
+    return interpreted_engine(
+        target,
+        setup=recorded_graphs.use_as_a_gpu_with_long_contexts,
+        enforce_eager=False,
+        skip_tokenizer_init=True,
+        speculative_config={"num_speculative_tokens": 8, **speculative},
+        **TIGHT,
+    )
 
 
 def run(llm: Engine, sampling: str, count: int = 8) -> tuple[list[list[int]], dict[str, float]]:
@@ -51,42 +49,34 @@ def run(llm: Engine, sampling: str, count: int = 8) -> tuple[list[list[int]], di
     return answers, stats
 
 
-@pytest.mark.parametrize("sampling", few_tokens.SAMPLING)
-def test_output_equals_plain_whatever_each_step_s_budget(
-    adaptive: Engine, few_tokens_plain: Plain, sampling: str
+def test_output_equals_plain_whatever_each_step_s_budget_and_of_matches_alone(
+    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Plain
 ) -> None:
-    adaptive.rpc(recorded_graphs.replay, True)
-    adaptive.rpc(budgets.force, 0.8)
-    answers, _ = run(adaptive, sampling)
-    assert answers == few_tokens_plain[sampling]
-    (levels,) = adaptive.rpc(budgets.lengths)
-    assert set(levels) == {0, 1, 2, 3}
-    (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
-    assert replayed["draft"] > 10
-    assert adaptive.counter("vllm:num_preemptions") > 0
-
-
-def test_output_of_matches_alone_equals_plain_and_they_are_learned_of(
-    adaptive: Engine, few_tokens_plain: Plain
-) -> None:
-    adaptive.rpc(recorded_graphs.replay, True)
-    adaptive.rpc(budgets.force, 1.0, True, 0)
-    (before,) = adaptive.rpc(inside_worker.match_probabilities)
-    answers, stats = run(adaptive, "sampled", count=4)
-    assert answers == few_tokens_plain["sampled"][:4]
-    assert adaptive.rpc(budgets.lengths)[0].keys() == {0}
-    assert stats["matched_tokens"] == stats["drafted_tokens"], "something was searched"
-    (after,) = adaptive.rpc(inside_worker.match_probabilities)
-    assert after[0] == before[0] and after[1] != before[1], "of greedy requests, of sampled ones"
+    with engine(few_tokens_target, model=str(few_tokens_drafter), **SHAPE) as llm:
+        llm.rpc(recorded_graphs.replay, True)
+        for sampling, expected in few_tokens_plain.items():
+            llm.rpc(budgets.force, 0.8)
+            answers, _ = run(llm, sampling)
+            assert answers == expected
+            (levels,) = llm.rpc(budgets.lengths)
+            assert set(levels) == {0, 1, 2, 3}
+        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+        assert replayed["draft"] > 10
+        assert llm.counter("vllm:num_preemptions") > 0
+        llm.rpc(budgets.force, 1.0, True, 0)
+        (before,) = llm.rpc(inside_worker.match_probabilities)
+        answers, stats = run(llm, "sampled", count=4)
+        assert answers == few_tokens_plain["sampled"][:4]
+        assert llm.rpc(budgets.lengths)[0].keys() == {0}
+        assert stats["matched_tokens"] == stats["drafted_tokens"], "something was searched"
+        (after,) = llm.rpc(inside_worker.match_probabilities)
+        assert after[0] == before[0] and after[1] != before[1], "of greedy requests, of sampled"
 
 
 def test_output_without_a_drafter_equals_plain(
     few_tokens_target: Path, few_tokens_plain: Plain
 ) -> None:
-    config = {"method": "redrafter", "num_speculative_tokens": 8}
-    with interpreted_engine(
-        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **GRAPHS, **TIGHT
-    ) as llm:
+    with engine(few_tokens_target, method="redrafter") as llm:
         llm.rpc(inside_worker.reload_drafter)
         llm.rpc(budgets.force, 0.9)
         for sampling, expected in few_tokens_plain.items():

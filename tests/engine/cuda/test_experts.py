@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts with the batch's budget, on recordings in place of CUDA graphs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redrafter_testing.engines import budgets, inside_worker, timed_experts
-from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families.experts import EXPERTS_PER_ROW, MIXTRAL
@@ -16,11 +14,7 @@ from redrafter_testing.models.tiny_models import make_drafter
 
 pytestmark = pytest.mark.engine
 
-ARGUMENTS: dict[str, Any] = {
-    "skip_tokenizer_init": True,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-}
+ARGUMENTS: Any = {"skip_tokenizer_init": True, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 QUESTIONS = MIXTRAL.questions(4, 24)
 
 
@@ -37,47 +31,40 @@ def expected(target: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def speculative(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("drafter")
-    return make_drafter(folder, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+    drafter = make_drafter(folder, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+    return {"model": str(drafter), "num_speculative_tokens": 8}
 
 
-@pytest.fixture(scope="module")
-def adaptive(target: Path, drafter: Path) -> Iterator[Engine]:
+def test_costs_are_those_of_several_experts_and_output_equals_plain_whatever_the_budget(
+    target: Path, speculative: dict[str, Any], expected: list[list[int]]
+) -> None:
     with interpreted_engine(
         target,
         setup=timed_experts.watch_v2,
         enforce_eager=False,
-        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
+        speculative_config=speculative,
         **ARGUMENTS,
     ) as llm:
-        yield llm
-
-
-def test_costs_are_those_of_different_tokens_through_several_experts(adaptive: Engine) -> None:
-    # The largest full graph is that of 4 trees of 9 nodes; steps of more rows read prompts.
-    adaptive.rpc(timed_experts.check, {2, 8, 24, 36}, EXPERTS_PER_ROW)
-
-
-def test_output_equals_plain_whatever_each_step_s_budget(
-    adaptive: Engine, expected: list[list[int]]
-) -> None:
-    adaptive.rpc(recorded_graphs.replay, True)
-    adaptive.rpc(budgets.force, 0.8)
-    assert adaptive.run(QUESTIONS) == expected
-    assert adaptive.counter("vllm:spec_decode_num_accepted_tokens") > 5, "trees were hardly used"
-    (admitted,) = adaptive.rpc(budgets.admitted)
-    assert len({sum(step) for step in admitted}) > 3, "budgets hardly changed"
-    (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
-    assert all(replayed.get(kind, 0) > 5 for kind in ("model", "draft")), replayed
+        # The largest full graph is that of 4 trees of 9 nodes; steps of more rows read prompts.
+        llm.rpc(timed_experts.check, {2, 8, 24, 36}, EXPERTS_PER_ROW)
+        llm.rpc(recorded_graphs.replay, True)
+        llm.rpc(budgets.force, 0.8)
+        assert llm.run(QUESTIONS) == expected
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 5, "trees were hardly used"
+        (admitted,) = llm.rpc(budgets.admitted)
+        assert len({sum(step) for step in admitted}) > 3, "budgets hardly changed"
+        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+        assert all(replayed.get(kind, 0) > 5 for kind in ("model", "draft")), replayed
 
 
 def test_output_of_two_ranks_with_half_of_the_experts_each_equals_plain_on_one(
-    target: Path, drafter: Path, expected: list[list[int]]
+    target: Path, speculative: dict[str, Any], expected: list[list[int]]
 ) -> None:
     with interpreted_engine(
         target,
-        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
+        speculative_config=speculative,
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
         tensor_parallel_size=2,
         enable_expert_parallel=True,

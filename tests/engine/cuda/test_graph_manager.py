@@ -146,7 +146,7 @@ def test_drafts_of_each_length_have_a_graph_up_to_the_largest_batch() -> None:
     made = manager(DraftGraphManager, requests=1024)
     for requests in (1, 3, 500, 512, 513, 800, 1024):
         for length in LENGTHS:
-            desc = made.dispatch_draft(requests, length)
+            desc = made.dispatch(requests, requests, length, num_active_loras=0)
             assert (desc.cg_mode, desc.uniform_token_count) == (CUDAGraphMode.FULL, length)
             assert requests <= desc.num_reqs <= max(requests * 9 / 8, requests + 16)
 

@@ -19,41 +19,23 @@ COUNT = 8
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
 TWO = {**ARGUMENTS, "max_loras": 2}
 
-Answers = dict[str, list[list[int]]]
-
-
-@pytest.fixture(scope="module")
-def loads(tmp_path_factory: pytest.TempPathFactory, few_tokens_target: Path) -> dict[str, Adapted]:
-    folder = tmp_path_factory.mktemp("adapters")
-    first, second = (make_adapter(folder / str(seed), few_tokens_target, seed) for seed in (0, 1))
-    return {s: Adapted((first, second), COUNT, s) for s in few_tokens.SAMPLING}
-
-
-@pytest.fixture(scope="module")
-def expected(few_tokens_target: Path, loads: dict[str, Adapted]) -> Answers:
-    with interpreted_engine(
-        few_tokens_target, setup=torch_lora.use, skip_tokenizer_init=True, **TWO
-    ) as llm:
-        return {sampling: llm.run(load) for sampling, load in loads.items()}
-
-
-def test_adapters_change_the_answers_of_their_requests_alone(
-    expected: Answers, few_tokens_plain: Answers
-) -> None:
-    for sampling, answers in expected.items():
-        without = few_tokens_plain[sampling]
-        same = [a == b for a, b in zip(answers, without, strict=True)]
-        assert same == [i % 3 == 0 for i in range(COUNT)]
-
 
 def test_every_request_is_answered_with_its_adapter(
     few_tokens_target: Path,
     few_tokens_fused_drafter: Path,
-    loads: dict[str, Adapted],
-    expected: Answers,
-    few_tokens_plain: Answers,
+    few_tokens_plain: dict[str, list[list[int]]],
+    tmp_path: Path,
 ) -> None:
     """From graphs too: one with adapters for each size, one without vLLM's kernels for them."""
+    first, second = (make_adapter(tmp_path / str(seed), few_tokens_target, seed) for seed in (0, 1))
+    loads = {s: Adapted((first, second), COUNT, s) for s in few_tokens.SAMPLING}
+    with interpreted_engine(
+        few_tokens_target, setup=torch_lora.use, skip_tokenizer_init=True, **TWO
+    ) as plain:
+        expected = {sampling: plain.run(load) for sampling, load in loads.items()}
+    for sampling, answers in expected.items():
+        same = [a == b for a, b in zip(answers, few_tokens_plain[sampling], strict=True)]
+        assert same == [i % 3 == 0 for i in range(COUNT)], "adapters change other answers, or none"
     with interpreted_engine(
         few_tokens_target,
         setup=(recorded_graphs.use, torch_lora.use),

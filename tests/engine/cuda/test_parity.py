@@ -18,7 +18,7 @@ from redrafter_testing.engines.forked_engine import Engine, run_with_aborts
 from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
 from redrafter_testing.gpu import no_waiting, recorded_graphs
 from redrafter_testing.models.families import families_on
-from redrafter_testing.models.families.chained import CHAINED
+from redrafter_testing.models.families.chained import CHAINED, WITHOUT_HEAD_DIM
 from redrafter_testing.models.families.family import Family, Questions
 from redrafter_testing.models.families.gemma import GEMMA
 from redrafter_testing.models.families.quantised import require_kernel
@@ -247,11 +247,8 @@ def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
         **family.arguments,
     }
     from_graphs = family in TREES_FROM_GRAPHS
-    speculative: dict[str, Any] = {"model": str(drafter), "num_speculative_tokens": 8}
     if from_graphs:
         arguments["max_num_seqs"] = 2  # fewer graphs
-    else:
-        speculative |= {"num_speculative_tokens": 10, "beam_width": 5, "beam_length": 4}
     asked = family.questions(COUNT, TOKENS)
     setup = use_triton_attention if family.is_prefix_lm else None
     with interpreted_engine(target, setup, **arguments) as plain:
@@ -260,7 +257,7 @@ def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
         target,
         setup=recorded_graphs.use if from_graphs else None,
         enforce_eager=not from_graphs,
-        speculative_config=speculative,
+        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
         **arguments,
     ) as llm:
         if from_graphs:
@@ -309,19 +306,9 @@ def test_chains_of_other_families(family: Family, tmp_path: Path) -> None:
 
 
 def test_recurrent_layers_in_which_vllm_verifies_no_drafts_are_refused(tmp_path: Path) -> None:
-    config = transformers.JambaConfig(
-        vocab_size=24,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        num_experts=1,
-        num_experts_per_tok=1,
-        use_mamba_kernels=False,
-    )
+    layers = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1}
+    sizes = {**WITHOUT_HEAD_DIM, "hidden_size": 128, "num_experts_per_tok": 1}
+    config = transformers.JambaConfig(**sizes, **layers, use_mamba_kernels=False)
     target = make_random_target(config, tmp_path / "target")
     speculative = {"method": "redrafter", "num_speculative_tokens": 3}
     with (
@@ -329,11 +316,6 @@ def test_recurrent_layers_in_which_vllm_verifies_no_drafts_are_refused(tmp_path:
         interpreted_engine(target, skip_tokenizer_init=True, speculative_config=speculative),
     ):
         pass
-
-
-# Chains that are asked for
-
-CHAIN = {"num_speculative_tokens": K, "beam_width": 3, "beam_length": K, "tree": "chain"}
 
 
 def test_custom_logits_processors_act_on_every_token_of_a_chain(
@@ -354,23 +336,6 @@ def test_custom_logits_processors_act_on_every_token_of_a_chain(
     assert accepted > 4, "chains were hardly used"
 
 
-def test_chains_that_are_asked_for(
-    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: dict[str, list[list[int]]]
-) -> None:
-    """Of a target that could verify trees; not all requests fit into the KV cache to their end."""
-    with interpreted_engine(
-        few_tokens_target,
-        skip_tokenizer_init=True,
-        speculative_config={"model": str(few_tokens_drafter), **CHAIN},
-        max_num_batched_tokens=120,
-        num_gpu_blocks_override=12,
-    ) as llm:
-        for sampling, expected in few_tokens_plain.items():
-            assert single_tokens_of(llm.run(few_tokens.requests(sampling))) == expected
-        assert llm.counter(ACCEPTED) > 10
-        assert llm.counter("vllm:num_preemptions") > 0
-
-
 @pytest.mark.parametrize("trims", [True, False])
 def test_chains_from_graphs_whatever_each_step_s_budget(
     trims: bool,
@@ -378,7 +343,8 @@ def test_chains_from_graphs_whatever_each_step_s_budget(
     few_tokens_drafter: Path,
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
-    """Through vLLM's Triton attention, which verifies chains: trimmed, or all or nothing."""
+    """Of a target that could verify trees. Through vLLM's Triton attention, which verifies chains:
+    trimmed, or all or nothing."""
     setup = [recorded_graphs.use, use_triton_attention]
     with interpreted_engine(
         few_tokens_target,
@@ -387,12 +353,19 @@ def test_chains_from_graphs_whatever_each_step_s_budget(
         enforce_eager=False,
         max_num_seqs=2,
         max_num_batched_tokens=64,  # so many rows are profiled
-        speculative_config={"model": str(few_tokens_drafter), **CHAIN},
+        speculative_config={
+            "model": str(few_tokens_drafter),
+            "num_speculative_tokens": K,
+            "beam_width": 3,
+            "beam_length": K,
+            "tree": "chain",
+        },
     ) as llm:
         llm.rpc(recorded_graphs.replay, True)
         llm.rpc(budgets.force, 0.8, trims)
-        answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=2)))
-        assert answers == few_tokens_plain["greedy"][:2]
+        for sampling, expected in few_tokens_plain.items():
+            answers = single_tokens_of(llm.run(few_tokens.requests(sampling, count=2)))
+            assert answers == expected[:2]
         assert llm.counter(ACCEPTED) > 0
         (admitted,) = llm.rpc(budgets.admitted)
         (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)

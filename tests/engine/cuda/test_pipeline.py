@@ -33,7 +33,6 @@ from vllm_redrafter.utils.errors import ConfigError
 
 SAMPLINGS = tuple(few_tokens.SAMPLING)
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
-ROWS_OF_EMBEDDING = "model_runner.model.model.embed_tokens.shard_indices.num_org_elements"
 # Prompts are read in chunks; of second answers, not all fit into the KV cache to their end.
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 14, "max_model_len": 192}
 
@@ -151,15 +150,6 @@ def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answer
 
 
 @pytest.mark.engine
-def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: Answers) -> None:
-    with stages(2, target, fused_drafter, tensor_parallel_size=2) as llm:
-        assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
-        assert llm.counter(ACCEPTED) > 10
-        # A rank has 32 rows of the padded table.
-        assert llm.rpc(inside_worker.value, ROWS_OF_EMBEDDING) == [few_tokens.VOCAB, 0] * 2
-
-
-@pytest.mark.engine
 def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
     few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Answers
 ) -> None:
@@ -171,7 +161,7 @@ def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
 
 
 @pytest.mark.engine
-def test_a_front_end_shows_what_the_last_stage_counts(
+def test_a_front_end_of_two_stages_of_two_ranks_each_shows_what_the_last_stage_counts(
     target: Path, fused_drafter: Path, plain: Answers
 ) -> None:
     found = front_end.answers_of(
@@ -179,6 +169,7 @@ def test_a_front_end_shows_what_the_last_stage_counts(
         target,
         fused_drafter,
         pipeline_parallel_size=2,
+        tensor_parallel_size=2,
     )
     assert found["answers"]["greedy"][4:] == plain["greedy, first"]
     assert found["accepted"]["0"] > 10 and found["verified"]["0"] > 10

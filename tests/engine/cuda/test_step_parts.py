@@ -28,7 +28,7 @@ from vllm_redrafter.engine.cuda.scheduler import TreeScheduler
 from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.engine.cuda.worker import TreeWorker
-from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
+from vllm_redrafter.engine.published import Counters, Publisher, subscribe
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def meter(host_events: None) -> StepTimer:
 @pytest.fixture
 def subscriber(
     meter: StepTimer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Subscriber]:
+) -> Iterator[Callable[[], Counters]]:
     """Reads what the meter publishes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(published.DIRECTORY, raising=False)
     published.open_directory()
     meter.publisher = Publisher(engine=0)
-    yield Subscriber(engine=0)
+    yield subscribe(engine=0)
     published.close_directory()
 
 
@@ -174,15 +174,15 @@ def step(meter: StepTimer) -> None:
 
 
 def test_counts_reach_the_front_end_a_step_late_and_a_reset_takes_nothing_from_its_totals(
-    meter: StepTimer, subscriber: Subscriber
+    meter: StepTimer, subscriber: Callable[[], Counters]
 ) -> None:
     step(meter)
-    assert subscriber.read() == Counters(1, 0, 0, 0, 1.5, 1, 0, 0)
+    assert subscriber() == Counters(1, 0, 0, 0, 1.5, 1, 0, 0)
     assert meter.read().draft == 0, "times are taken from the first reset on"
     meter.reset()
     step(meter)
-    assert subscriber.read() == Counters(2, 1, 2, 2, 3.0, 2, 2, 1)
+    assert subscriber() == Counters(2, 1, 2, 2, 3.0, 2, 2, 1)
     meter.publish()
-    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 4, 2)
+    assert subscriber() == Counters(2, 2, 4, 4, 3.0, 2, 4, 2)
     assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1, 2, 1)
     assert meter.read().draft > 0

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks on a CPU (gloo), each with half of the target and of the draft head's vocabulary."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,12 +12,6 @@ from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
-TWO_RANKS: Mapping[str, Any] = {
-    "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-    "tensor_parallel_size": 2,
-    "skip_tokenizer_init": True,
-}
-
 
 def test_greedy_output_on_two_ranks_equals_plain_on_one(
     few_tokens_target: Path,
@@ -27,18 +19,20 @@ def test_greedy_output_on_two_ranks_equals_plain_on_one(
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
     shape = {"num_speculative_tokens": 8, "context_matches": 2}
-    config = {"model": str(few_tokens_fused_drafter), **shape}
-    with interpreted_engine(few_tokens_target, speculative_config=config, **TWO_RANKS) as llm:
+    with interpreted_engine(
+        few_tokens_target,
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        tensor_parallel_size=2,
+        skip_tokenizer_init=True,
+        speculative_config={"model": str(few_tokens_fused_drafter), **shape},
+    ) as llm:
         untaught = llm.rpc(inside_worker.match_probabilities)
         answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
-        accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
+        assert answers == few_tokens_plain["greedy"][:4]
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 10, "trees were hardly used"
         (head, trees), (other_head, other_trees) = llm.rpc(inside_worker.head_and_trees)
         learned = llm.rpc(inside_worker.match_probabilities)
-    assert answers == few_tokens_plain["greedy"][:4]
-    assert accepted > 10, "trees were hardly used"
     assert head == other_head == few_tokens.VOCAB // 2
     assert trees == other_trees
     assert learned[0] == learned[1] != untaught[1], "of paths, ranks learn the same"
-    assert max(map(max, trees)) >= few_tokens.VOCAB // 2, (
-        "the second rank's tokens were never drafted"
-    )
+    assert max(map(max, trees)) >= few_tokens.VOCAB // 2, "of the second rank's tokens, none"

@@ -15,10 +15,8 @@ from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.target import check_rope
 
-
-def usual_dtype() -> str:
-    """Of a target: what Metal computes fast; on a CPU float32, as MLX widens bfloat16 there."""
-    return "bfloat16" if mx.metal.is_available() else "float32"
+DTYPE = "bfloat16" if mx.metal.is_available() else "float32"
+"""What is fast: MLX widens bfloat16 on a CPU."""
 
 
 def decode_in_mlx(job: Job) -> Iterator[Decoded]:

@@ -85,9 +85,9 @@ def run_demo(
     decode: Decode = partial(decode_in_vllm, folder)
     engine, levels, dtype = "vLLM", LEVELS, str(fast_dtype()).removeprefix("torch.")
     if backend == "mlx":
-        from vllm_redrafter.cli.demo.mlx_engine import decode_in_mlx, usual_dtype
+        from vllm_redrafter.cli.demo.mlx_engine import DTYPE, decode_in_mlx
 
-        decode, engine, levels, dtype = decode_in_mlx, "mlx-lm", [1], usual_dtype()
+        decode, engine, levels, dtype = decode_in_mlx, "mlx-lm", [1], DTYPE
     prompts = prompts_of(opened, PROMPTS)
     rounds = [each for level in levels for each in _rounds(level, prompts)]
     speculation = {"num_speculative_tokens": MAX_NODES, **shape_of(checkpoint.values)}

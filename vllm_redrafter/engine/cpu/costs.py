@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_redrafter.budget.costs import CostTable, VerifyCost
+from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.planner import arms_of
 from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.drafting.time_sizes import time_drafts, time_sizes
@@ -44,7 +44,7 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
         before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
         seconds=MAX_SECONDS,
     )
-    table = CostTable(drafts, tuple(VerifyCost(*timed) for timed in passes))
+    table = CostTable(drafts, tuple(passes))
     ends = perf_counter() + WARM_UP_SECONDS
     for few in range(1, min(config.num_speculative_tokens + 1, runner.max_num_tokens) + 1):
         if perf_counter() > ends:

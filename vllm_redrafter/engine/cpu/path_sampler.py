@@ -192,7 +192,7 @@ def _metadata_at_depth(m: SamplingMetadata, requests: Tensor, walk: Walk) -> Sam
         **({} if m.no_penalties else {name: chosen(getattr(m, name)) for name in PENALTIES}),
         # Lists, as vLLM's own code takes them; empty unless a parameter reads them.
         output_token_ids=[
-            [*m.output_token_ids[r], *walk.output_of(r)]
+            [*m.output_token_ids[r], *walk.accepted.output_tokens[r, : walk.depth].tolist()]
             for r in (requests.tolist() if m.output_token_ids else ())
         ],
         allowed_token_ids_mask=chosen(m.allowed_token_ids_mask),

@@ -176,11 +176,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
         self.supports_quant_query_input = False
         self.tree_obstacles = tuple(layer_obstacles(self))
         # Where there are some, only chains are verified, and only by vLLM's own kernel.
-        self._flash_attention = None if self.tree_obstacles else flash_attention(self)
-
-    def leave_to_triton(self) -> None:
-        """Read all rows by vLLM's Triton kernel, in graphs as well: the target verifies chains."""
-        self._flash_attention = None
+        self.flash_attention = None if self.tree_obstacles else flash_attention(self)
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Tree attention's output is never quantised, so `output_scale` must not be given."""
@@ -192,10 +188,10 @@ class TreeAttentionImpl(TritonAttentionImpl):
         """By FlashAttention's kernel where it reads the cache: C++ launches it faster than Python
         launches vLLM's Triton one, and in steps that read prompts the GPU waits for the host.
         """
-        if self._flash_attention is None:
+        if self.flash_attention is None:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
         else:
-            self._flash_attention.do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            self.flash_attention.do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
     def forward(
         self,
@@ -231,7 +227,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
 
     def _takes_triton(self, metadata: TreeAttentionMetadata) -> bool:
         """Does this layer read rows outside of trees by Triton?"""
-        return self._flash_attention is None or metadata.mm_prefix_range_tensor is not None
+        return self.flash_attention is None or metadata.mm_prefix_range_tensor is not None
 
     def _attend_others(
         self,
@@ -246,9 +242,9 @@ class TreeAttentionImpl(TritonAttentionImpl):
         if self._takes_triton(metadata):
             super().forward(layer, query, key, value, kv_cache, metadata, output)
         else:
-            assert self._flash_attention is not None
+            assert self.flash_attention is not None
             step = metadata.for_flash_attention()
-            self._flash_attention.forward(layer, query, key, value, kv_cache, step, output)
+            self.flash_attention.forward(layer, query, key, value, kv_cache, step, output)
 
     def _attend_trees(
         self,

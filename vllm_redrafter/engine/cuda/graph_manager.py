@@ -197,7 +197,3 @@ class DraftGraphManager(_BatchGraphManager):
 
     def _variants(self, desc: BatchExecutionDescriptor) -> Sequence[BatchExecutionDescriptor]:
         return [replace(desc, uniform_token_count=length) for length in self._lengths]
-
-    def dispatch_draft(self, requests: int, length: int) -> BatchExecutionDescriptor:
-        """The smallest graph of this length for so many requests, if there is one."""
-        return self.dispatch(requests, requests, length, num_active_loras=0)

@@ -93,10 +93,6 @@ def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
         )
 
 
-def without_graphs(backend: str) -> str:
-    return f"{backend} does not let a full CUDA graph hold a step with drafts"
-
-
 def layer_obstacles(layer: Any) -> Iterator[str]:
     """Why tree attention cannot serve a layer, vLLM's TritonAttentionImpl; layers may differ."""
     from vllm.v1.attention.backend import AttentionType

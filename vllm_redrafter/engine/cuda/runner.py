@@ -72,7 +72,7 @@ from vllm_redrafter.engine.cuda.pipeline import (
     hand_on_aux_hidden_states,
     of_all_stages,
 )
-from vllm_redrafter.engine.cuda.refusals import state_obstacles, without_graphs
+from vllm_redrafter.engine.cuda.refusals import state_obstacles
 from vllm_redrafter.engine.cuda.schedule import max_admitted_rows, max_step_rows
 from vllm_redrafter.engine.cuda.scheduler import PendingOutput
 from vllm_redrafter.engine.cuda.speculator import WITHOUT_BUDGET, TreeSpeculator
@@ -172,8 +172,8 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         """As vLLM does; without trimming where the attention reads no trimmed batches."""
         if not enable_adaptive_verification:
             return None
-        if backend := _without_graphs_of_drafts(attn_groups, vllm_config):
-            logger.warning(WITHOUT_BUDGET, self.num_speculative_steps, without_graphs(backend))
+        if reason := _without_graphs(attn_groups, vllm_config):
+            logger.warning(WITHOUT_BUDGET, self.num_speculative_steps, reason)
             return None
         rows = self.num_speculative_steps + num_bonus_tokens
         speculator = self.speculator
@@ -319,20 +319,20 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             self.table.config = as_chain(self.table.config)
             for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
                 if isinstance(layer.impl, TreeAttentionImpl):
-                    layer.impl.leave_to_triton()
+                    layer.impl.flash_attention = None  # nor in graphs
         state_class = chain_state_class(resolve_model_state_cls(vllm_config, model))
         return state_class(vllm_config, model, *args, table=self.table)
 
 
-def _without_graphs_of_drafts(
-    attn_groups: list[list[AttentionGroup]], vllm_config: VllmConfig
-) -> str | None:
-    """The first attention backend whose full CUDA graphs cannot hold drafts, if any."""
+def _without_graphs(attn_groups: list[list[AttentionGroup]], vllm_config: VllmConfig) -> str | None:
+    """The first attention backend whose full CUDA graphs cannot hold drafts, in words."""
     for group in chain.from_iterable(attn_groups):
         builder = group.get_metadata_builder(0)
         support = builder.get_cudagraph_support(vllm_config, group.kv_cache_spec)
         if support.value < AttentionCGSupport.UNIFORM_BATCH.value:
-            return str(group.backend.__name__)
+            return (
+                f"{group.backend.__name__} does not let a full CUDA graph hold a step with drafts"
+            )
     return None
 
 

@@ -267,7 +267,7 @@ class TreeSpeculator(BaseSpeculator):
         padded, length = requests, self._length(num_speculative_tokens, dummy_run)
         desc = None
         if self.graphs is not None and not is_profile:
-            desc = self.graphs.dispatch_draft(requests, length)
+            desc = self.graphs.dispatch(requests, requests, length, num_active_loras=0)
             padded = desc.num_tokens
         self.slots[requests:padded].fill_(self.max_num_reqs)
         self._note_verified(input_batch, verified, padded)

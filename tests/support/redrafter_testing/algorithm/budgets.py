@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_redrafter.budget.choice import Choice, Flags, Floats, VerifyCosts, best_budget
-from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost
 from vllm_redrafter.budget.planner import BatchPlanner, arms_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.tree.policy import SearchShape
@@ -24,7 +24,7 @@ def machine(row: float, level: float = 0.02, config: ReDrafterConfig = CONFIG) -
             for width, length in tiers
             for n in (1, 64)
         ),
-        verify=tuple(VerifyCost(rows, 1.0 + row * (rows - 1)) for rows in (1, 1000)),
+        verify=tuple((rows, 1.0 + row * (rows - 1)) for rows in (1, 1000)),
     )
 
 

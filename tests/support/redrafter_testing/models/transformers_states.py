@@ -17,7 +17,7 @@ from vllm_redrafter.replay.target import hidden_states, load_target
 
 
 class TransformersStates:
-    """A `StatesEngine` for Llama; where two texts are waiting, the later one is done first."""
+    """A `HiddenStatesEngine` for Llama; of two waiting texts, the later one is done first."""
 
     def __init__(
         self,

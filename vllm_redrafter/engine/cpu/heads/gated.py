@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from vllm_redrafter.heads.fusion import EPSILON as LAYER_EPSILON
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import Pack
 from vllm_redrafter.heads.norm import EPSILON, normed
-from vllm_redrafter.utils.compiled import compiled, compiled_in_any_order
+from vllm_redrafter.utils.compiled import compiled
 
 Floats = npt.NDArray[Any]
 
@@ -148,7 +149,8 @@ def _norm_factor(x: Floats) -> Any:
     return x.dtype.type(math.sqrt(x.shape[0]) / (math.sqrt(_square(x)) + EPSILON))
 
 
-@compiled_in_any_order
+# In any order, so that vector instructions can add up.
+@partial(compiled, fastmath={"reassoc"})
 def _square(x: Floats) -> Any:
     """|x|^2."""
     square = x.dtype.type(0.0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.heads.shortlist import Shortlist
-from vllm_redrafter.utils.compiled import compiled, compiled_in_any_order
+from vllm_redrafter.utils.compiled import compiled
 from vllm_redrafter.utils.top_of_many import top_of_many
 
 FLOAT32_BITS = {torch.float32: (torch.uint32, 0), torch.bfloat16: (torch.uint16, 16)}
@@ -74,7 +75,8 @@ def _row_products(rows: Array, shift: Any, tokens: Array, features: Array) -> Ar
     return products
 
 
-@compiled_in_any_order
+# In any order, so that vector instructions can add up.
+@partial(compiled, fastmath={"reassoc"})
 def _product(a: Array, b: Array) -> Any:
     """The inner product of two vectors."""
     total = a.dtype.type(0.0)
