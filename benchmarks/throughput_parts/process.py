@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -64,7 +65,8 @@ class EngineProcess(ProcessGroup):
 
     def measure(self, case: Case) -> Run:
         """Return what it measured; it must have started, and not be paused."""
-        self.tell(json.dumps(asdict(case)))
+        with suppress(BrokenPipeError):  # it has ended, which `_wait_for` finds
+            print(json.dumps(asdict(case)), file=self.input, flush=True)
         return Run.from_json(self._wait_for(self._next_result))
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ class EngineProcess(ProcessGroup):
     def _wait_for(self, look: Callable[[], T]) -> T:
         """What `look` finds, as soon as that is something."""
         while True:
-            running = self.running
+            running = self.process.poll() is None
             # After that: it may have been the last thing that the process did.
             if found := look():
                 return found

@@ -58,7 +58,7 @@ def test_all_of_it_is_paused_and_ends_with_the_block(goes_on: bool, tmp_path: Pa
         assert eventually(lambda: states(output) == {psutil.STATUS_STOPPED})
         if goes_on:
             process.resume()
-            process.tell("you")
+            print("you", file=process.input, flush=True)
             assert eventually(lambda: "heard you" in output.read_text())
     assert eventually(lambda: not states(output))
 

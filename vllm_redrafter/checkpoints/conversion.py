@@ -129,8 +129,8 @@ def _sizes(
 def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
     """The head that a config.json names; one that names none is read as the oldest, Apple's."""
     model_type = values.get("model_type")
-    if (others := foreign_head(values)) is not None:
-        return others
+    if (foreign := foreign_head(values)) is not None:
+        return foreign[0]
     if model_type is None:
         return next(iter(NAMES.values()))
     if model_type not in heads():
@@ -148,8 +148,8 @@ def _read(source: str) -> _Source:
     paths = find_weights(source)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
     loaded = read_weights(paths)
-    if head.is_foreign(values):
-        values, loaded = head.from_foreign_config(values), head.from_foreign_tensors(loaded)
+    if (own := head.from_foreign_config(values)) is not None:
+        values, loaded = own, head.from_foreign_tensors(loaded)
     tensors = {own: loaded[name] for own, name in own_names(where, head, loaded).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, head, values, shapes)

@@ -135,8 +135,9 @@ def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
             f"{model!r} has no {CONFIG_FILE}, or an empty one: give a ReDrafter checkpoint, or "
             "make one of the weights there with `vllm-redrafter convert`"
         )
-    if (others := foreign_head(values)) is not None:
-        return others.config_class.from_dict(others.from_foreign_config(values))
+    if (foreign := foreign_head(values)) is not None:
+        head, own = foreign
+        return head.config_class.from_dict(own)
     if values.get("model_type") not in heads():
         found = repr(values["model_type"]) if "model_type" in values else "none"
         raise ConfigError(

@@ -103,10 +103,7 @@ class EndpointEngine:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def in_flight(self) -> int:
-        return self._settings.in_flight * max(1, len(self._servers))
+        self.in_flight = settings.in_flight * len(self._servers)
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         """See `TargetEngine`; ConfigError where no server is left, or one refuses a request."""
@@ -151,6 +148,7 @@ class EndpointEngine:
             except _Down as error:
                 if server in self._servers:
                     self._servers.remove(server)
+                    self.in_flight = max(1, len(self._servers)) * self._settings.in_flight
                     self._note(server, error)
             finally:
                 server.running -= 1

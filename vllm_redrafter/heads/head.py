@@ -365,17 +365,12 @@ class DraftHead(nn.Module, SearchHead):
         return name
 
     @classmethod
-    def is_foreign(cls, values: Mapping[str, Any]) -> bool:
-        """Whether another program wrote this config.json of such heads.
+    def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The entries of our config.json that follow from another program's of such heads.
 
-        They are read on request only: what wrote them may serve them, too.
+        None if this is none: they are read on request only, as what wrote them may serve them, too.
         """
-        return False
-
-    @classmethod
-    def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of our config.json that follow from another program's."""
-        return dict(values)
+        return None
 
     @classmethod
     def from_foreign_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

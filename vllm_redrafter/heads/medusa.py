@@ -150,11 +150,9 @@ class MedusaHead(DraftHead):
     # Checkpoints
 
     @classmethod
-    def is_foreign(cls, values: Mapping[str, Any]) -> bool:
-        return values.get("model_type") == VLLM_MODEL_TYPE or "medusa_num_heads" in values
-
-    @classmethod
-    def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        if values.get("model_type") != VLLM_MODEL_TYPE and "medusa_num_heads" not in values:
+            return None
         # FasterDecoding's `medusa_num_heads` is not read: published ones of five heads say 2.
         if values.get("logit_scale", 1) != 1:
             raise ConfigError(

@@ -59,9 +59,12 @@ def _register_installed() -> None:
         register(entry.load())
 
 
-def foreign_head(values: Mapping[str, Any]) -> type[DraftHead] | None:
-    """The head of which another program wrote this config.json, if there is one."""
-    return next((head for head in heads().values() if head.is_foreign(values)), None)
+def foreign_head(values: Mapping[str, Any]) -> tuple[type[DraftHead], dict[str, Any]] | None:
+    """The head of which another program wrote this config.json, if there is one; our entries."""
+    for head in heads().values():
+        if (own := head.from_foreign_config(values)) is not None:
+            return head, own
+    return None
 
 
 def head_config(values: Mapping[str, Any]) -> HeadConfig:

@@ -20,6 +20,9 @@ class ProcessGroup:
 
     It is to end where its standard input does, and so cannot outlive this process. As a context
     manager it ends with the block, at once where the block ends in an exception.
+
+    Attributes:
+        process, input: the leader, and its standard input.
     """
 
     def __init__(
@@ -28,7 +31,7 @@ class ProcessGroup:
         environment: Mapping[str, str],
         output: IO[str],
     ) -> None:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [*command],
             env=environment,
             stdin=subprocess.PIPE,
@@ -37,18 +40,8 @@ class ProcessGroup:
             text=True,
             process_group=0,
         )
-        assert self._process.stdin is not None
-        self._input = self._process.stdin
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def tell(self, line: str) -> None:
-        """Write a line to its standard input; nothing if it has ended."""
-        with suppress(BrokenPipeError):
-            self._input.write(f"{line}\n")
-            self._input.flush()
+        assert self.process.stdin is not None
+        self.input = self.process.stdin
 
     def pause(self) -> None:
         """Stop the whole group until `resume`."""
@@ -62,12 +55,12 @@ class ProcessGroup:
         try:
             self.resume()  # paused processes would not notice
             with suppress(BrokenPipeError):
-                self._input.close()
+                self.input.close()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(SECONDS_TO_END)
+                self.process.wait(SECONDS_TO_END)
         finally:
             self._signal(signal.SIGKILL)
-            self._process.wait()
+            self.process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -79,9 +72,9 @@ class ProcessGroup:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._process.terminate()  # while it works it does not read its input
+            self.process.terminate()  # while it works it does not read its input
         self.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):  # there is none any more
-            os.killpg(self._process.pid, number)
+            os.killpg(self.process.pid, number)

@@ -39,7 +39,7 @@ class FakeEngine:
         death: type[BaseException] = Killed,
     ) -> None:
         self.tokenizer = tokenizer
-        self.settings = settings
+        self.settings, self.in_flight = settings, settings.in_flight
         self.max_model_len = max_model_len
         self.order = random.Random(order)
         self.left = answers_until_killed
@@ -47,10 +47,6 @@ class FakeEngine:
         self.asked: list[tuple[OpenTurn, TurnAnswer]] = []
         self.most_in_flight = 0
         self.closed = False
-
-    @property
-    def in_flight(self) -> int:
-        return self.settings.in_flight
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         running: list[OpenTurn] = []
