@@ -118,7 +118,7 @@ class ArmChoice:
         lost = BLOCK * (1.0 - rates[other] / rates[known.best])
         wait = max(known.interval, lost / EXPLORATION_SHARE)
         # Begin with what drafts the most: it tells how wrong the start-up's measures are.
-        if self._clock > 1 and self._clock - known.explored < wait:
+        if (self._clock > 1 or not other) and self._clock - known.explored < wait:
             return Step(known.best, False, BLOCK)
         known.explored = self._clock + BLOCK
         known.interval = min(2 * known.interval, LONGEST_INTERVAL)

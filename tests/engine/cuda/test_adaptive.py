@@ -23,6 +23,9 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 DRAFTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens"
 
 
+RATIO = "model_runner.adaptive_verification.model.profile.acceptance_ratio"
+
+
 @pytest.fixture(scope="module")
 def adaptive(small_target: Path, oracle_v2: Path) -> Iterator[Engine]:
     """Chunks of prompts beside trees, a KV cache that is too small, K by batch size."""
@@ -127,6 +130,8 @@ def test_with_an_open_gate_the_budget_is_vllm_s_and_acceptance_is_learned(
     assert max(sum(step) + len(step) for step in admitted) == rows
     assert not chunks
     assert adaptive.rpc(budgets.estimator) != before
+    (ratio,) = adaptive.rpc(inside_worker.value, RATIO)
+    assert ratio != 1.0, "outputs say how many nodes were accepted"
 
 
 def test_without_being_forced_output_equals_plain(

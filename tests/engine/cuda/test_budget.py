@@ -14,8 +14,9 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 from vllm_redrafter.budget.acceptance import SurvivalProfile
-from vllm_redrafter.budget.planner import BLOCK, FIRST_INTERVAL, ArmChoice
-from vllm_redrafter.engine.cuda.budget import TreeBudget, arms_to_explore
+from vllm_redrafter.budget.planner import BLOCK, ArmChoice
+from vllm_redrafter.engine.cuda import budget as budget_module
+from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.stats import StepTimer
 
 SLOTS, K, ROWS = 8, 3, 64
@@ -42,6 +43,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
     """Of 8 requests of one row each; a draft costs 0.2 of a plain step, a row nearly nothing."""
+    clock = SimpleNamespace(ms=0.0)
+    monkeypatch.setattr(budget_module, "perf_counter", lambda: clock.ms / 1e3)
+    alone = SimpleNamespace(broadcast_object=lambda value, src: value)
+    for module in (adaptive_verification, budget_module):
+        monkeypatch.setattr(module, "get_tp_group", lambda: alone)
     for name in ("Stream", "Event", "current_stream", "set_stream"):
         monkeypatch.setattr(torch.cuda, name, MagicMock())  # all work is done when its call returns
     states = SimpleNamespace(
@@ -62,9 +68,10 @@ def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
         lengths=LENGTHS,
         depths=torch.zeros(SLOTS, K, dtype=torch.int32),
     )
-    made._draft_costs = [np.full(SLOTS + 1, 0.2)] * len(LENGTHS)
-    made.cost_tables = made._draft_costs[-1], 1.0 + 0.001 * np.arange(ROWS + 1)
+    made.model.draft_costs = [np.full(SLOTS + 1, 0.2)] * len(LENGTHS)
+    made.model.verify_costs = 1.0 + 0.001 * np.arange(ROWS + 1)
     made._has_tree[:] = True  # of requests that were there before
+    vars(made)["clock"] = clock
     return made
 
 
@@ -85,6 +92,9 @@ def step(
     confidences. Drafts of matches alone have others."""
     ids = [str(slot) for slot in range(requests)]
     rows = budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
+    # Steps take what was measured at start-up, all of it on the device.
+    vars(budget)["clock"].ms += budget.times._table
+    budget.times.waited += budget.times._table
     drafts = budget.drafts_now(possible=True)
     if drafts:
         levels = torch.arange(1, K + 1, dtype=torch.int32)
@@ -117,9 +127,7 @@ def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: T
     taken = steps(budget, 300, BAD)
     # Of new requests nothing is known, and what is read of them is a step old.
     assert taken[:2] == [(2 * K, True)] * 2
-    first = [drafts for _, drafts in taken].index(False)
-    rest = FIRST_INTERVAL - BLOCK
-    assert taken[first + 1 : first + rest] == [(0, False)] * (rest - 1)
+    assert taken[-100:].count((0, False)) >= 100 - 2 * (BLOCK + 1), "but for explorations"
     # One that comes then is expected to be as the others.
     budget.add_request(2)
     usual = budget._stale_confidences[budget._stale_idx].np[2]
@@ -133,7 +141,8 @@ def test_a_drafter_that_becomes_good_is_used(budget: TreeBudget) -> None:
     expected = 2 * (2 * (1 + K) + 2 * (1 + np.cumprod(GOOD).sum()))
     assert budget.meter.read().expected_tokens == pytest.approx(expected)
     steps(budget, 1000, BAD)
-    assert steps(budget, 2000, GOOD)[-500:] == [(2 * K, True)] * 500
+    drafting = steps(budget, 2000, GOOD)[-500:]
+    assert drafting.count((2 * K, True)) >= 500 - 2 * (BLOCK + 1), "but for explorations"
     budget.get_num_tokens({"0": 1, "1": ROWS - 1}, {})  # there is no room for nodes
     assert budget.drafts_now(possible=True) and not budget.drafts_now(possible=False)
 
@@ -142,8 +151,7 @@ def test_a_batch_for_which_drafts_pay_drafts_at_once(budget: TreeBudget) -> None
     draft, verify = np.full(SLOTS + 1, 0.2), 1.0 + 0.001 * np.arange(ROWS + 1)
     verify[2 * SLOTS :] += 9.0  # more than one node for each of 8 requests is expensive
     draft[SLOTS] = 5.0
-    budget._draft_costs = [draft] * len(LENGTHS)
-    budget.cost_tables = draft, verify
+    budget.model.draft_costs, budget.model.verify_costs = [draft] * len(LENGTHS), verify
     steps(budget, 12 + BLOCK, GOOD, requests=SLOTS)
     assert not step(budget, GOOD, requests=SLOTS)[1]
     assert step(budget, GOOD, requests=2)[1]
@@ -156,10 +164,11 @@ PATHS = 2, 3
 def matching_budget(budget: TreeBudget) -> TreeBudget:
     """Drafts may also be of paths alone, of two of three tokens; these cost next to nothing."""
     budget.lengths = (0, *LENGTHS)
-    budget._draft_costs = [np.full(SLOTS + 1, 0.01), *budget._draft_costs]
-    budget.arms, budget._arm = ArmChoice(arms_to_explore(budget.lengths)), len(budget.lengths)
+    budget.model._lengths = budget.lengths
+    budget.model.draft_costs = [np.full(SLOTS + 1, 0.01), *budget.model.draft_costs]
+    budget.arms, budget._arm = ArmChoice((0, 1, len(budget.lengths))), len(budget.lengths)
     budget._num_paths, budget._depth = PATHS
-    budget.match_profile = SurvivalProfile(PATHS[1], PATHS[0])
+    budget.model.match_profile = SurvivalProfile(PATHS[1], PATHS[0])
     return budget
 
 
@@ -167,7 +176,7 @@ def matching_budget(budget: TreeBudget) -> TreeBudget:
 def test_matches_alone_are_used_where_the_text_repeats_and_rarely_tried_elsewhere(
     matching_budget: TreeBudget, repeats: bool
 ) -> None:
-    survival = matching_budget.match_profile.survival
+    survival = matching_budget.model.match_profile.survival
     if repeats:
         assert lengths_of(matching_budget, 1000, BAD, GOOD)[-300:].count(0) > 250
         assert survival[:, 0] == pytest.approx(np.cumprod(GOOD), abs=0.1)
@@ -180,11 +189,12 @@ def test_matches_alone_are_used_where_the_text_repeats_and_rarely_tried_elsewher
 
 def test_paths_deeper_than_a_search_are_reckoned_with(matching_budget: TreeBudget) -> None:
     """Beside a search of one level, which finds next to nothing."""
-    matching_budget.profile.survival[:] = 0.01
+    matching_budget.model.profile.survival[:] = 0.01
     rates = []
+    batch = matching_budget._batch({"0": 1, "1": 1}, {})
     for probable in (0.001, 0.9):
-        matching_budget.match_profile.survival[:] = probable
-        rates.append(matching_budget._rates(2, 2, 2))
+        matching_budget.model.match_profile.survival[:] = probable
+        rates.append(matching_budget.model.rates(batch))
     plain, _, short, longest = range(4)
     assert rates[0][plain] == rates[1][plain] and rates[0][longest] == rates[1][longest]
     assert rates[1][short] > 1.5 * rates[0][short]
@@ -221,7 +231,7 @@ def test_a_request_that_vllm_pads_gets_no_nodes_until_it_has_a_tree(budget: Tree
     drafted(budget, [0, 1])  # 2 waits since a step without a draft
     assert admitted(budget, [0, 1, 2]) == [K, K, 0]
     # An exploration where no node pays.
-    budget.cost_tables = np.full(SLOTS + 1, 0.2), 10.0 ** np.arange(ROWS + 1)
+    budget.model.verify_costs = 10.0 ** np.arange(ROWS + 1)
     budget._explores = True
     nodes = admitted(budget, [0, 1, 2])
     assert sum(nodes) == 2 and nodes[2] == 0
@@ -230,12 +240,10 @@ def test_a_request_that_vllm_pads_gets_no_nodes_until_it_has_a_tree(budget: Tree
 @pytest.fixture
 def measured(budget: TreeBudget, monkeypatch: pytest.MonkeyPatch) -> TreeBudget:
     """It measured drafts of 0.1 s a level, and steps of 1 s."""
-    alone = SimpleNamespace(broadcast_object=lambda value, src: value)
-    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: alone)
     budget.req_states.max_num_batched_tokens = ROWS
     samples = []
     for batch in budget.batches_to_profile([1, 4, 8, ROWS]):
-        rows, seconds = batch["num_tokens"], 0.1 * budget.warm_up_length
+        rows, seconds = batch["num_tokens"], 0.1 * budget.profiled_length
         samples.append(StepTimingSample(1.0, seconds, rows, min(rows, SLOTS), True))
     with torch.inference_mode():
         budget.set_initial_cost_curves(samples)
@@ -243,7 +251,7 @@ def measured(budget: TreeBudget, monkeypatch: pytest.MonkeyPatch) -> TreeBudget:
 
 
 def test_drafts_get_shorter_where_their_last_levels_bring_nothing(measured: TreeBudget) -> None:
-    for costs, length in zip(measured._draft_costs, LENGTHS, strict=True):
+    for costs, length in zip(measured.model.draft_costs, LENGTHS, strict=True):
         assert costs == pytest.approx([0.1 * length] * (SLOTS + 1))
     assert measured.cost_tables is not None
     assert measured.cost_tables[1].tolist() == [1.0] * (ROWS + 1)

@@ -62,7 +62,7 @@ def test_costs_are_measured_with_the_embeddings_of_different_tokens(is_profiling
     table = torch.randn(50, 4)
     state: Any = object.__new__(TreeModelState)
     vars(state).update(
-        table=SimpleNamespace(budget=SimpleNamespace(is_profiling=is_profiling)),
+        table=SimpleNamespace(budget=SimpleNamespace(profiled_length=0 if is_profiling else None)),
         supports_mm_inputs=True,
         encoder_runner=SimpleNamespace(inputs_embeds=torch.zeros(64, 4)),
         model_config=SimpleNamespace(get_vocab_size=lambda: 50),
@@ -168,8 +168,8 @@ def step(meter: StepTimer) -> None:
     with meter.measure("draft"):
         meter.count(batch, torch.tensor([3, 1, 1]), torch.tensor([2, 1, 1]))
     meter.count_matches(lambda: torch.tensor([2, 1]))
-    meter.expect(1.5)
-    meter.count_undrafted()
+    meter.stats.expected_tokens += 1.5
+    meter.stats.undrafted_steps += 1
     meter.publish()
 
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's adaptive verification for trees, which also decides whether and how far to draft.
+"""How many nodes a batch verifies, and whether and how far it drafts: on the host, of stale values.
 
-`AdaptiveVerificationManager` chooses how many draft tokens the whole batch verifies, from costs
-measured at start-up and confidences of a step ago, and admits each request's first ones on the
-device. A tree's nodes come in the order of their survival probability, so a request's first nodes
-are again a tree. Whether the next steps draft, and with which length, is chosen by
-`vllm_redrafter/budget/planner.py`; a draft of length 0 has prompt-lookup matches alone.
+vLLM's adaptive verification, with the choices of `throughput_model.py`, from confidences of a step
+ago: nothing waits. The device admits each request's first nodes, which are again a tree: nodes come
+in the order of their survival probability. A draft of length 0 has prompt-lookup matches alone.
 
 Some attention backends, those of recurrent states among them, cannot read batches that were trimmed
 on the device: there a step verifies all that was drafted, or nothing.
@@ -13,33 +11,37 @@ on the device: there a step verifies all that was drafted, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import product
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu.async_utils import StepTimingSample, stream
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile
-from vllm_redrafter.budget.choice import Floats, best_common_budget
+from vllm_redrafter.budget.acceptance import HORIZON, LEAST_SURVIVAL, SurvivalProfile
+from vllm_redrafter.budget.choice import Floats
 from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
 from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
 from vllm_redrafter.engine.cuda.stats import StepTimer
+from vllm_redrafter.engine.cuda.step_times import StepTimes
+from vllm_redrafter.engine.cuda.throughput_model import Batch, ThroughputModel
 
 MEMORY = 16.0
 """Window, in steps, of the running mean that initialises a new request."""
 LEARNED_REQUESTS = 32
 """The most requests of a draft that the host learns from."""
-Integers = npt.NDArray[np.int64]
 PROFILE_REPLAYS = 3
 """How often a draft shorter than the longest is timed at start-up; vLLM times the longest."""
 
@@ -80,28 +82,36 @@ class TreeBudget(AdaptiveVerificationManager):
         super().__init__(*args, **kwargs)
         self.trims = trims
         self.meter, self.lengths = meter, tuple(lengths)
-        self.arms = ArmChoice(arms_to_explore(self.lengths))
+        longest = self.lengths[-1]
+        # Plain decoding, matches alone where there are any, and the longest drafts.
+        self.arms = ArmChoice(sorted({0, int(not self.lengths[0]), len(self.lengths)}))
         self._arm, self._explores = len(self.lengths), False
         self._plain_steps = 0  # In a row.
-        longest = self.lengths[-1]
-        # Two profiles: searched drafts (matches included), match-only drafts.
         self._ranks = 1 if is_chain else int(self.num_speculative_steps)
-        self.profile = SurvivalProfile(longest, self._ranks, recorded)
         num_paths, self._depth = paths
         self._num_paths = min(num_paths, self._ranks)
-        self.match_profile = SurvivalProfile(self._depth, self._num_paths)
+        profiles = (
+            SurvivalProfile(longest, self._ranks, recorded),
+            SurvivalProfile(self._depth, self._num_paths),
+        )
+        self.times = StepTimes(lambda known: get_tp_group().broadcast_object(known, src=0))
+        nodes = int(self.num_speculative_steps)
+        self.model = ThroughputModel(self.times, profiles, self.lengths, nodes, trims)
         self._depths = _StaleDepths(depths, self._copy_stream)
         # Lengths of the current draft, and of those whose confidences are copied and read.
         self._length = longest
         self._copied: int | None = longest
         self._read: int | None = None
         self._profiled: list[int] = []
-        self._draft_costs: list[Floats] = []
         # Did the last step draft; has the host read the confidences of the last drafts?
         self._drafted, self._up_to_date = True, False
         self._usual = np.ones(self.num_speculative_steps, dtype=np.float32)
         # By slot: did its request's last step draft?
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
+        self._requests: Set[str] = frozenset()
+        # Of the running step, how many nodes are to be accepted; and by outputs, how many were.
+        self.expected = 0.0
+        self.judged: deque[tuple[float, int]] = deque()
 
     def drafts_now(self, possible: bool) -> bool:
         """Shall the running step end with a draft? `possible`: the next step has room for one."""
@@ -114,13 +124,9 @@ class TreeBudget(AdaptiveVerificationManager):
         return self._length
 
     @property
-    def warm_up_length(self) -> int:
-        """How many levels a dummy run's draft searches."""
-        return self._profiled[-1] if self._profiled else self.lengths[-1]
-
-    @property
-    def is_profiling(self) -> bool:
-        return bool(self._profiled)
+    def profiled_length(self) -> int | None:
+        """How many levels a dummy run's draft searches while costs are measured."""
+        return self._profiled[-1] if self._profiled else None
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
         """vLLM's, with drafts of full length; and shorter ones of each number of requests.
@@ -154,7 +160,7 @@ class TreeBudget(AdaptiveVerificationManager):
     def set_initial_cost_curves(self, samples: list[StepTimingSample]) -> None:
         """As vLLM does, for each draft length."""
         profiled, self._profiled = self._profiled, []
-        self._draft_costs = []
+        draft_costs = []
         for length in self.lengths:
             # vLLM takes drafts' costs from full graphs alone, steps' from all samples.
             super().set_initial_cost_curves(
@@ -164,7 +170,9 @@ class TreeBudget(AdaptiveVerificationManager):
                 ]
             )
             assert self.cost_tables is not None
-            self._draft_costs.append(self.cost_tables[0])
+            draft_costs.append(self.cost_tables[0])
+        assert self.cost_tables is not None
+        self.model.draft_costs, self.model.verify_costs = draft_costs, self.cost_tables[1]
         if self.trims:
             self._warm_up_trims()
 
@@ -199,8 +207,9 @@ class TreeBudget(AdaptiveVerificationManager):
                 return
             confidence_probs = self._confidence_probs[input_batch.idx_mapping]
         self._up_to_date = not self._drafted
-        new = self._pending_resets.copy()
-        super().record_confidences(confidence_probs, input_batch)
+        new, begin = self._pending_resets.copy(), perf_counter()
+        super().record_confidences(confidence_probs, input_batch)  # Waits for the last step.
+        self.times.waited += 1e3 * (perf_counter() - begin)
         self._stale_confidences[self._stale_idx].np[new] = self._usual
         self._depths.record(self._copy_events[self._stale_idx ^ 1], new)
         self._read, self._copied = self._copied, self._length if self._drafted else None
@@ -208,104 +217,91 @@ class TreeBudget(AdaptiveVerificationManager):
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
-        """Rows of the step's batch, trimmed; no draft rows where the last step made no drafts."""
-        padding = self._padding(draft_tokens) if self._drafted and self.trims else {}
-        if padding:
-            draft_tokens = {r: drafts for r, drafts in draft_tokens.items() if r not in padding}
-            num_tokens_per_req = {
-                r: rows - padding.get(r, 0) for r, rows in num_tokens_per_req.items()
-            }
-        num_tokens = super().get_num_tokens(num_tokens_per_req, draft_tokens)
-        assert self._batch_budget is not None
-        drafts, others, budget = self._batch_budget
-        chosen = budget
-        if not self._drafted:
-            chosen = 0
-        elif not self.trims:
-            chosen = self._all_or_nothing(drafts, others)
-        elif self._explores:
-            # An exploration that verified nothing would find out nothing.
-            room = self._max_total_logits - len(drafts) * self.num_bonus_tokens
-            # A number of Python's: of numpy's, torch compiles vLLM's choice anew.
-            chosen = max(budget, min(int(np.count_nonzero([*drafts.values()])), room))
-        # Whether to draft is another question: the next drafts will be of all requests.
-        self._plan({**drafts, **padding}, others, chosen)
+        """Rows of the step's batch, trimmed; no draft rows where the last step made no drafts.
+
+        Also chooses whether and how far the step drafts.
+        """
+        now, ids = 1e3 * perf_counter(), num_tokens_per_req.keys()
+        # An engine without requests takes no step.
+        for judged in self.times.ended(now, not ids.isdisjoint(self._requests), self.judged):
+            self.model.profile.verified(*judged)
+        self._requests = ids
+        batch = self._batch(num_tokens_per_req, draft_tokens)
+        survival = self._survival(batch)
+        chosen = self._nodes(batch, survival) if self._drafted else 0
+        self._learn(batch, survival)
+        if batch.sampling:
+            self._choose_draft(batch)
+        kind = self._arm > 0, chosen > 0, batch.reads_prompts
+        table = self.model.table(batch, self._arm)[chosen]
+        self.times.begins(now, kind, len(batch.slots), float(table))
+        self.model.stepped(batch, self.expected if chosen else 0.0)
+        columns = (batch.admissible.tolist(), batch.others.tolist())
+        drafts, others = (dict(zip(ids, column, strict=True)) for column in columns)
         self._batch_budget = drafts, others, chosen
-        return num_tokens - budget + chosen
+        return int(batch.others.sum()) + chosen
 
-    def _all_or_nothing(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> int:
-        """How many draft tokens to verify where batches cannot be trimmed."""
-        assert self.cost_tables is not None
-        slots, lengths, rows = self._batch(drafts, others)
-        most, plain = int(lengths.sum()), int(rows.sum())
-        sampling, seconds = self._sampling(slots, rows), self.cost_tables[1]
-        # Those without a tree are verified, too: see `_padding`.
-        survival = self._survival(slots, lengths)[self._has_tree[slots]]
-        expected = sampling + float(survival.sum())
-        pays = expected * seconds[plain] > sampling * seconds[plain + most]
-        return most if pays or self._explores else 0
+    def _batch(
+        self, num_tokens_per_req: Mapping[str, int], draft_tokens: Mapping[str, list[int]]
+    ) -> Batch:
+        states, count = self.req_states, len(num_tokens_per_req)
+        numbers = states.req_id_to_index
+        slots = np.fromiter(map(numbers.__getitem__, num_tokens_per_req), np.int64, count)
+        lengths = (len(draft_tokens.get(request, ())) for request in num_tokens_per_req)
+        scheduled = np.fromiter(lengths, np.int64, count)
+        others = np.fromiter(num_tokens_per_req.values(), np.int64, count) - scheduled
+        admissible = scheduled
+        if self._drafted and self.trims:
+            # vLLM pads a request to a verification where its prompt is cached but for a token, and
+            # schedules K after a step that did not draft.
+            admissible = np.where(self._has_tree[slots], scheduled, 0)
+        # Those whose prompt is not read to its end output no token.
+        read = states.num_computed_tokens_np[slots] + others
+        sampling = int(np.count_nonzero(read >= states.prefill_len.np[slots]))
+        return Batch(slots, scheduled, admissible, others, sampling, bool((others > 1).any()))
 
-    def _padding(self, draft_tokens: Mapping[str, list[int]]) -> dict[str, int]:
-        """Draft tokens that are scheduled for requests without a tree, by request.
-
-        vLLM pads a request to a verification where its prompt is cached but for a token, and
-        schedules K after a step that did not draft.
-        """
-        slots = np.fromiter(
-            map(self.req_states.req_id_to_index.__getitem__, draft_tokens), np.int64
-        )
-        has_tree = self._has_tree[slots]
-        if has_tree.all():
-            return {}
-        scheduled = zip(draft_tokens.items(), has_tree, strict=True)
-        return {request: len(drafts) for (request, drafts), has in scheduled if not has}
-
-    def _plan(self, drafts: Mapping[str, int], others: Mapping[str, int], chosen: int) -> None:
-        """Choose what the beginning step drafts: each request has `drafts` draft and `others` other
-        tokens; `chosen` draft tokens are verified.
-        """
-        slots, lengths, rows = self._batch(drafts, others)
-        if lengths.any():
-            confidences = self._stale_confidences[self._stale_idx].np[slots[lengths > 0]]
-            self._usual += (confidences.mean(axis=0) - self._usual) / MEMORY
-        survival = self._survival(slots, lengths)
-        sampling, plain = self._sampling(slots, rows), int(rows.sum())
+    def _nodes(self, batch: Batch, survival: Floats) -> int:
+        """How many draft tokens the step verifies."""
+        room = max(0, self._max_total_logits - len(batch.slots) * self.num_bonus_tokens)
+        of_trees = survival * self._has_tree[batch.slots, None]
+        ranked = np.sort(of_trees, axis=None)[::-1][: min(int(batch.admissible.sum()), room)]
+        chosen = self.model.best_number(batch, self._arm, ranked)
+        if self._explores:
+            # An exploration that verified nothing would find out nothing.
+            each = int(np.count_nonzero(batch.admissible))
+            chosen = max(chosen, min(each, len(ranked))) if self.trims else len(ranked)
         if chosen:
-            best = np.sort(survival, axis=None)[::-1][:chosen]
-            self.meter.expect(sampling + float(best.sum()))
-        self._learn(survival, slots)
-        if not sampling:
-            return
-        step = self.arms.next(bucket(len(slots)), lambda: self._rates(len(slots), sampling, plain))
+            self.expected = float(ranked[:chosen].sum())
+            verifying = np.count_nonzero(of_trees[:, 0] >= max(ranked[chosen - 1], LEAST_SURVIVAL))
+            ratio = self.model.profile.acceptance_ratio
+            self.meter.stats.expected_tokens += float(verifying) + ratio * self.expected
+        return chosen
+
+    def _choose_draft(self, batch: Batch) -> None:
+        step = self.arms.next(bucket(len(batch.slots)), lambda: self.model.rates(batch))
         if step.arm and self._plain_steps >= HORIZON:
-            self.profile.fade()
-            self.match_profile.fade()
+            self.model.profile.fade()
+            self.model.match_profile.fade()
         self._plain_steps = 0 if step.arm else self._plain_steps + 1
         self._arm, self._explores = step.arm, step.explores
-        if self._arm:
-            assert self.cost_tables is not None
-            self.cost_tables = self._draft_costs[self._arm - 1], self.cost_tables[1]
 
-    def _batch(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> tuple[Integers, ...]:
-        """[R] each: the requests' slots, draft tokens and other tokens."""
-        slots = map(self.req_states.req_id_to_index.__getitem__, drafts)
-        columns = slots, drafts.values(), others.values()
-        return tuple(np.fromiter(column, np.int64) for column in columns)
-
-    def _survival(self, slots: Integers, lengths: Integers) -> Floats:
-        """[R, K] of the draft tokens, by confidences of a step ago; 0 beyond `lengths`."""
-        confidences = self._stale_confidences[self._stale_idx].np[slots]
+    def _survival(self, batch: Batch) -> Floats:
+        """[R, K] of the draft tokens, by confidences of a step ago; 0 beyond those scheduled."""
+        confidences = self._stale_confidences[self._stale_idx].np[batch.slots]
+        some = batch.scheduled > 0
+        if some.any():
+            self._usual += (confidences[some].mean(axis=0) - self._usual) / MEMORY
         survival = np.cumprod(confidences, axis=1, dtype=np.float64)
-        survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
+        survival[np.arange(survival.shape[1]) >= batch.scheduled[:, None]] = 0
         return survival
 
-    def _learn(self, survival: Floats, slots: Integers) -> None:
-        """Add the draft that the host reads now to its profile: `slots` [R], survival [R, K]."""
+    def _learn(self, batch: Batch, survival: Floats) -> None:
+        """Add the draft that the host reads now to its profile."""
         length, self._read = self._read, None
         if length is None:
             return
-        some = slice(None, None, -(-len(slots) // LEARNED_REQUESTS))
-        survival, slots = survival[some], slots[some]
+        some = slice(None, None, -(-len(batch.slots) // LEARNED_REQUESTS))
+        survival, slots = survival[some], batch.slots[some]
         depths = self._depths.read(slots)
         if not length:
             # A text without a match has no node: that is to be learned, too. A new request's
@@ -313,40 +309,12 @@ class TreeBudget(AdaptiveVerificationManager):
             known = self._has_tree[slots] & ((depths[:, 0] > 0) | (survival[:, 0] == 0))
             if known.any():
                 of_paths = _by_level(survival[known], depths[known], self._depth)
-                self.match_profile.drafted(of_paths[:, :, : self._num_paths])
+                self.model.match_profile.drafted(of_paths[:, :, : self._num_paths])
             return
         drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
         if drafted.any():
             nodes = _by_level(survival[drafted], depths[drafted], length)
-            self.profile.drafted(nodes[:, :, : self._ranks])
-
-    def _rates(self, requests: int, sampling: int, plain: int) -> Floats:
-        """Tokens per second of each arm; `sampling` requests output tokens, of `plain` rows."""
-        assert self.cost_tables is not None
-        seconds = self.cost_tables[1]
-        # A full step has no room for nodes: the next one is not expected to be full as well.
-        others = min(plain - sampling, seconds.shape[0] - 1 - 2 * sampling)
-        verify = seconds[max(others, 0) :]
-        most = min(self.num_speculative_steps, (verify.shape[0] - 1) // sampling - 1)
-        rates = [sampling / verify[sampling]]
-        if not most:
-            return np.array(rates + [0.0] * len(self.lengths))
-        for costs, length in zip(self._draft_costs, self.lengths, strict=True):
-            searched, below = self.profile.survival[:length], self.match_profile.survival[length:]
-            nodes = np.concatenate([searched, below], axis=None)
-            if self.trims:
-                best = best_common_budget(nodes, most, sampling, costs[requests], verify)
-                rates.append(best.tokens_per_second)
-            else:
-                expected = sampling * (1 + np.sort(nodes)[::-1][:most].sum())
-                rates.append(expected / (costs[requests] + verify[sampling * (1 + most)]))
-        return np.array(rates)
-
-    def _sampling(self, slots: Integers, rows: Integers) -> int:
-        """How many requests output a token: not those whose prompt is not read to its end."""
-        states = self.req_states
-        read = states.num_computed_tokens_np[slots] + rows
-        return int(np.count_nonzero(read >= states.prefill_len.np[slots]))
+            self.model.profile.drafted(nodes[:, :, : self._ranks])
 
 
 class _StaleDepths:
@@ -383,12 +351,6 @@ class _StaleDepths:
         """[R, K] of slots [R]; 0 where there is no node."""
         depths: npt.NDArray[np.int32] = self._buffers[self._readable].np[slots]
         return depths
-
-
-def arms_to_explore(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Arms (0: plain decoding, then each length) to explore: the longest, and matches alone."""
-    longest = len(lengths)
-    return (longest,) if lengths[0] else (1, longest)
 
 
 def _by_level(survival: Floats, depths: npt.NDArray[np.int32], length: int) -> Floats:

@@ -75,7 +75,7 @@ class VerifyingState(ModelState):
     @property
     def _is_profiling(self) -> bool:
         budget = self.table.budget
-        return budget is not None and budget.is_profiling
+        return budget is not None and budget.profiled_length is not None
 
     def dummy_inputs_embeds(self, num_tokens: int) -> Tensor:
         """As vLLM does; of random tokens while costs are measured."""

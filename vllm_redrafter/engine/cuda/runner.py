@@ -254,8 +254,8 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             return output
         if batch.num_draft_tokens_per_req is None:
             return output
-        num_nodes = self.table.verification.num_nodes_on_host
-        return PendingOutput(output, batch, num_nodes if batch.num_draft_tokens else None)
+        num_nodes = self.table.verification.num_nodes_on_host if batch.num_draft_tokens else None
+        return PendingOutput(output, batch, num_nodes, self.adaptive_verification)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """Reload the target as vLLM does; from its own files, reload the drafter as well.

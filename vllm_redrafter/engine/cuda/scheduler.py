@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -18,6 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
+from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
 
 
@@ -29,12 +31,20 @@ class _VerifiedOutput(ModelRunnerOutput):
 
 
 class PendingOutput(AsyncModelRunnerOutput):
-    """The same, while the device is at work; `num_nodes` [R] is a copy begun before vLLM's."""
+    """The same, while the device is at work; `num_nodes` [R] is a copy begun before vLLM's.
+
+    `budget` learns how many nodes were accepted, where nodes were verified.
+    """
 
     def __init__(
-        self, output: AsyncModelRunnerOutput, input_batch: InputBatch, num_nodes: Tensor | None
+        self,
+        output: AsyncModelRunnerOutput,
+        input_batch: InputBatch,
+        num_nodes: Tensor | None,
+        budget: TreeBudget | None = None,
     ) -> None:
-        self._output, self._num_nodes = output, num_nodes
+        self._output, self._num_nodes, self._budget = output, num_nodes, budget
+        self._expected = 0.0 if budget is None else budget.expected
         self._requests = input_batch.req_ids
         self._scheduled = input_batch.num_draft_tokens_per_req
 
@@ -42,6 +52,10 @@ class PendingOutput(AsyncModelRunnerOutput):
         """Wait for vLLM's copies to the host, and thereby for ours."""
         output = self._output.get_output()
         verified = 0 if self._num_nodes is None else self._num_nodes.numpy() - 1
+        if self._budget is not None and self._num_nodes is not None:
+            sampled = np.fromiter(map(len, output.sampled_token_ids), np.int64)
+            accepted = int((sampled - 1)[verified > 0].sum())
+            self._budget.judged.append((self._expected, accepted))
         missing = zip(self._requests, (self._scheduled - verified).tolist(), strict=True)
         return _VerifiedOutput(**vars(output), unverified={r: n for r, n in missing if n > 0})
 

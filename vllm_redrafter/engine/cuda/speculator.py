@@ -290,14 +290,15 @@ class TreeSpeculator(BaseSpeculator):
         if table.budget is not None:
             drafts = table.budget.drafts_now(drafts)
         if possible and not drafts:
-            self.meter.count_undrafted()
+            self.meter.stats.undrafted_steps += 1
         return drafts
 
     def _length(self, num_speculative_tokens: int | None, dummy_run: bool) -> int:
         """How many levels to search: none deeper than the next step can verify."""
         budget = self.table.budget
         if dummy_run:
-            return self.lengths[-1] if budget is None else budget.warm_up_length
+            profiled = None if budget is None else budget.profiled_length
+            return self.lengths[-1] if profiled is None else profiled
         nodes = num_speculative_tokens or self.config.num_speculative_tokens
         most = _length_for(self.lengths, nodes)
         return most if budget is None else budget.next_length(most)

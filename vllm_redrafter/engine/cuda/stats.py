@@ -22,12 +22,14 @@ cuda: Any = torch.cuda  # its classes are untyped where torch is built without C
 class StepTimer:
     """Fills StepStats; `attention` stays 0, being inside the forward pass's CUDA graph.
 
-    `publisher` takes the counters after each step; None where no front end reads them.
+    Attributes:
+        publisher: takes the counters after each step; None where no front end reads them.
+        stats: what is known on the host; `read` adds the device's.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._enabled = False
-        self._stats = StepStats()
+        self.stats = StepStats()
         # Requests verified, their nodes and the tokens output, nodes on paths found in the text and
         # those of them accepted: summed on the device.
         self._counts = torch.zeros(5, dtype=torch.int64, device=device)
@@ -42,7 +44,7 @@ class StepTimer:
         before = self.read()
         if self.publisher is not None:
             self.publisher.carry(before)
-        self._stats.reset()
+        self.stats.reset()
         self._counts.zero_()
         self._copy.zero_()
         self._enabled = True
@@ -51,10 +53,10 @@ class StepTimer:
         """Sums since the last reset; waits for the device."""
         self._settle(wait=True)
         self._take(self._counts)
-        return self._stats
+        return self.stats
 
     def _take(self, counts: Tensor) -> None:
-        stats, (*of_trees, matched, accepted) = self._stats, counts.tolist()
+        stats, (*of_trees, matched, accepted) = self.stats, counts.tolist()
         stats.verifications, stats.drafted_tokens, stats.sampled_tokens = of_trees
         stats.matched_tokens, stats.accepted_matched_tokens = matched, accepted
 
@@ -66,7 +68,7 @@ class StepTimer:
             self._take(self._copy)
             self._copy.copy_(self._counts, non_blocking=True)
             self._copied.record()
-        self.publisher.publish(self._stats)
+        self.publisher.publish(self.stats)
 
     @property
     def _counting(self) -> bool:
@@ -91,7 +93,7 @@ class StepTimer:
         if not self._counting or drafted is None:
             return
         scheduled = int(np.count_nonzero(drafted))
-        self._stats.steps += 1
+        self.stats.steps += 1
         nodes = num_nodes[:scheduled] - 1
         verified = nodes > 0
         of_trees = torch.stack([verified, nodes, num_sampled[:scheduled] * verified])
@@ -102,18 +104,10 @@ class StepTimer:
         if self._counting:
             self._counts[3:] += verified()
 
-    def expect(self, tokens: float) -> None:
-        if self._counting:
-            self._stats.expected_tokens += tokens
-
-    def count_undrafted(self) -> None:
-        """Count a step that could have drafted."""
-        self._stats.undrafted_steps += self._counting
-
     def _settle(self, wait: bool) -> None:
         """Turn finished pairs of events, or all, into seconds."""
         while self._pending and (wait or self._pending[0][2].query()):
             part, begin, end = self._pending.popleft()
             end.synchronize()
             seconds = begin.elapsed_time(end) / 1000
-            setattr(self._stats, part, getattr(self._stats, part) + seconds)
+            setattr(self.stats, part, getattr(self.stats, part) + seconds)

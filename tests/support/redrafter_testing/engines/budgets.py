@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from vllm_redrafter.budget.choice import Floats
-from vllm_redrafter.budget.planner import ArmChoice, Step
+from vllm_redrafter.budget.planner import Step
 from vllm_redrafter.engine.cuda import node_confidence
-from vllm_redrafter.engine.cuda.budget import arms_to_explore
 
 GRAPHS = (2, 8, 32, 96)
 """Rows of each. There is one for steps of any lengths. The largest batch has 104: its full graph is
@@ -48,7 +47,7 @@ def force(worker: Any, drafting: float, budgets: bool = True, length: int | None
     leave_alone(worker)
     manager = worker.model_runner.adaptive_verification
     kind, choices = type(manager), random.Random(1)
-    manager.arms = RandomArms(manager.lengths, drafting, length)
+    worker.arms, manager.arms = manager.arms, RandomArms(manager.lengths, drafting, length)
     manager._arm = 0  # Of steps without draft tokens, which are not planned.
     worker.admitted = []
 
@@ -72,22 +71,24 @@ def leave_alone(worker: Any) -> None:
     """Undo `force` and `make_verification_free`."""
     manager = worker.model_runner.adaptive_verification
     if hasattr(worker, "costs"):
-        manager.cost_tables, manager._draft_costs, manager._max_total_logits = worker.costs
-        del worker.costs
+        model = manager.model
+        model.draft_costs, model.verify_costs, manager._max_total_logits = worker.costs
+        del worker.costs, manager.times.milliseconds
     for name in ("get_num_tokens", "reallocate_drafts"):
         vars(manager).pop(name, None)
-    manager.arms = ArmChoice(arms_to_explore(manager.lengths))
+    if hasattr(worker, "arms"):
+        manager.arms = worker.arms
     worker.admitted = []
 
 
 def make_verification_free(worker: Any, rows: int) -> None:
     """Steps cost the same whatever they verify; `rows` of logits are what the sampler takes."""
     manager = worker.model_runner.adaptive_verification
-    draft, verify = manager.cost_tables
-    worker.costs = manager.cost_tables, manager._draft_costs, manager._max_total_logits
-    # Each plan takes the draft's costs from the second.
-    manager.cost_tables = 0 * draft, 0 * verify + 1
-    manager._draft_costs = [0 * costs for costs in manager._draft_costs]
+    model = manager.model
+    worker.costs = model.draft_costs, model.verify_costs, manager._max_total_logits
+    model.draft_costs = [0 * costs for costs in model.draft_costs]
+    model.verify_costs = 0 * model.verify_costs + 1
+    manager.times.milliseconds = lambda kind, requests, table: table  # not what steps took here
     manager._max_total_logits = rows
 
 

@@ -49,7 +49,7 @@ def watch_v2() -> None:
 
     def watched(runner: Any, *args: Any, **kwargs: Any) -> Any:
         budget = runner.adaptive_verification
-        if budget is None or not budget.is_profiling:
+        if budget is None or budget.profiled_length is None:
             return dummy_run(runner, *args, **kwargs)
         with Watch():
             return dummy_run(runner, *args, **kwargs)
