@@ -67,7 +67,7 @@ def test_states_are_those_of_transformers(
     target: Path, data: Path, captured: Path, tmp_path: Path
 ) -> None:
     lengths = row_lengths(read_dataset(data)[1])
-    computed = write_states_of(tmp_path / "computed", target, data, torch.float32)
+    computed = write_states_of(tmp_path / "computed", target, data)
     found, expected = StoredStates(captured, lengths), StoredStates(computed, lengths)
     for row in range(len(LENGTHS)):
         # Without a norm the layers' numbers are some ten times as large.

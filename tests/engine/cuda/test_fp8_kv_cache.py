@@ -34,7 +34,13 @@ def add_scales(target: Path) -> None:
     config["quantization_config"] = {
         "quant_method": "compressed-tensors",
         "config_groups": {},
-        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+        "kv_cache_scheme": {
+            "num_bits": 8,
+            "type": "float",
+            "strategy": "tensor",
+            "symmetric": True,
+            "dynamic": False,
+        },
     }
     (target / "config.json").write_text(json.dumps(config))
 
