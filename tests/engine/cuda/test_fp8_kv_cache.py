@@ -31,16 +31,11 @@ def add_scales(target: Path) -> None:
             weights[f"model.layers.{layer}.self_attn.{name}_scale"] = torch.tensor([scale])
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((target / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
     config["quantization_config"] = {
         "quant_method": "compressed-tensors",
         "config_groups": {},
-        "kv_cache_scheme": {
-            "num_bits": 8,
-            "type": "float",
-            "strategy": "tensor",
-            "symmetric": True,
-            "dynamic": False,
-        },
+        "kv_cache_scheme": {**scheme, "symmetric": True, "dynamic": False},
     }
     (target / "config.json").write_text(json.dumps(config))
 
