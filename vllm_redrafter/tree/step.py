@@ -27,7 +27,7 @@ class Node(NamedTuple):
     depth: int
     """0 for the root."""
     log_prob: float
-    """Of the path below the root: the sum of the drafter's, each normalised over its top 50."""
+    """The sum of the drafter's log-probabilities on the path, each normalised over its top 50."""
 
 
 Tree = list[Node]
@@ -61,7 +61,7 @@ def step(
 
     Args:
         target, drafter: the models.
-        tree: the last step's. Its root is the last token of the output, not in the cache yet.
+        tree: of the last draft. Its root is the last token of the output, not in the cache yet.
         n: the tokens in the target's cache.
         shape: K, W, L.
         sample: how the target draws a token.
@@ -98,7 +98,7 @@ def walk(tree: Tree, draw: Callable[[int, list[int]], int]) -> tuple[list[int], 
     the target's, whatever the tree: it only decides which distributions this pass has computed.
 
     Returns:
-        (the nodes walked, the root first; the tokens drawn at them, the last by no child carried).
+        (the nodes walked, root first; the tokens drawn there, of which no child carries the last).
     """
     path, output = [0], [draw(0, [])]
     while True:
@@ -118,7 +118,7 @@ def beam_search(
     root: int,
     shape: ReDrafterConfig,
 ) -> Tree:
-    """The root, and the nodes that a search of W beams and L levels keeps: W a level, best first.
+    """The root, and the nodes that a search keeps: W beams in each of L levels, best first.
 
     `hidden` are the target's states where it drew the root.
     """
