@@ -117,7 +117,8 @@ class ArmChoice:
         other = max(others, key=lambda arm: (arm not in known.ran, -known.ran.get(arm, -arm)))
         lost = BLOCK * (1.0 - rates[other] / rates[known.best])
         wait = max(known.interval, lost / EXPLORATION_SHARE)
-        # Begin with what drafts the most: it tells how wrong the start-up's measures are.
+        # Begin with what drafts the most: it tells how wrong the start-up's measures are. Of plain
+        # steps they tell that nothing is faster.
         if (self._clock > 1 or not other) and self._clock - known.explored < wait:
             return Step(known.best, False, BLOCK)
         known.explored = self._clock + BLOCK

@@ -148,8 +148,8 @@ def _read(source: str) -> _Source:
     paths = find_weights(source)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
     loaded = read_weights(paths)
-    if (own := head.from_foreign_config(values)) is not None:
-        values, loaded = own, head.from_foreign_tensors(loaded)
+    if (ours := head.from_foreign_config(values)) is not None:
+        values, loaded = ours, head.from_foreign_tensors(loaded)
     tensors = {own: loaded[name] for own, name in own_names(where, head, loaded).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, head, values, shapes)

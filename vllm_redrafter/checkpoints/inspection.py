@@ -75,10 +75,15 @@ def inspect_checkpoint(model: str) -> Inspection:
     found = Checkpoint.open(model).checked()
     with safe_open(found.weights, framework="pt") as file:
         tensors = [_header(file, name) for name in sorted(file.keys())]
-    num_parameters = sum(prod(t.shape) for t in tensors if t.name != DRAFT_TO_TARGET)
-    sizes = num_parameters, sum(tensor.bytes for tensor in tensors)
-    recorded = verifier_of(found.values), found.values.get("training")
-    return Inspection(model, found.head, tensors, *sizes, *recorded)
+    return Inspection(
+        model,
+        found.head,
+        tensors,
+        num_parameters=sum(prod(t.shape) for t in tensors if t.name != DRAFT_TO_TARGET),
+        num_bytes=sum(t.bytes for t in tensors),
+        verifier=verifier_of(found.values),
+        training=found.values.get("training"),
+    )
 
 
 def misfits_with(config: HeadConfig, target: str) -> list[str]:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_redrafter.engine.cuda.step_times import REFRESH, SAMPLES, Kind, StepTimes
+from vllm_redrafter.budget.costs import MEMORY
+from vllm_redrafter.budget.planner import BLOCK
+from vllm_redrafter.engine.cuda.step_times import Kind, StepTimes
 
 PLAIN, VERIFY = (False, False, False), (True, True, False)
 TABLE = np.array([5.0, 8.0, 20.0])
@@ -16,7 +18,7 @@ TABLE = np.array([5.0, 8.0, 20.0])
 def run(times: StepTimes, kinds: list[Kind], ms: float, waited: float, table: float = 8.0) -> None:
     """Steps of four requests, in turn of these kinds, that take `ms` each."""
     now = times._began
-    for step in range(2 * SAMPLES):
+    for step in range(2 * MEMORY):
         times.begins(now, kinds[step % len(kinds)], 4, table)
         times.waited += waited
         now += ms
@@ -54,10 +56,10 @@ def test_all_ranks_know_what_the_first_one_measured(rank: int) -> None:
     ranks = [StepTimes(lambda known: known), StepTimes(lambda _: shared[-1])]
     ranks[0]._agree = lambda known: shared.append(known) or known  # type: ignore[func-returns-value]
     taken = []
-    for step in range(REFRESH):
+    for step in range(BLOCK):
         for times, ms in zip(ranks, (7.0, 9.0), strict=True):
             times.begins(step * ms, PLAIN, 1, 5.0)
-            judged = deque([(2.0, 1)]) if times is ranks[0] and step == REFRESH - 1 else deque()
+            judged = deque([(2.0, 1)]) if times is ranks[0] and step == BLOCK - 1 else deque()
             taken.append(times.ended((step + 1) * ms, True, judged))
     assert ranks[rank].milliseconds(PLAIN, 1, TABLE)[0] == 7.0
     assert taken[-2:] == [[(2.0, 1)]] * 2

@@ -2,8 +2,8 @@
 """How many nodes a batch verifies, and whether and how far it drafts: on the host, of stale values.
 
 vLLM's adaptive verification, with the choices of `throughput_model.py`, from confidences of a step
-ago: nothing waits. The device admits each request's first nodes, which are again a tree: nodes come
-in the order of their survival probability. A draft of length 0 has prompt-lookup matches alone.
+ago: nothing waits for the device. The device admits each request's first nodes. These are again a
+tree, as nodes come in the order of their survival. A draft of length 0 has matches alone.
 
 Some attention backends, those of recurrent states among them, cannot read batches that were trimmed
 on the device: there a step verifies all that was drafted, or nothing.
@@ -47,7 +47,7 @@ PROFILE_REPLAYS = 3
 
 
 class TreeBudget(AdaptiveVerificationManager):
-    """The batch's budget, decided on the host from values of a step ago: nothing waits.
+    """The batch's budget, decided on the host from values of a step ago.
 
     vLLM expects that a new request accepts all nodes, and would draft for all requests whenever one
     arrives. Here a new request is expected to accept as the running mean of the others.
@@ -109,7 +109,8 @@ class TreeBudget(AdaptiveVerificationManager):
         # By slot: did its request's last step draft?
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
         self._requests: Set[str] = frozenset()
-        # Of the running step, how many nodes are to be accepted; and by outputs, how many were.
+        # The sum of survival over the running step's nodes; of earlier ones, and how many were
+        # accepted.
         self.expected = 0.0
         self.judged: deque[tuple[float, int]] = deque()
 
@@ -228,6 +229,7 @@ class TreeBudget(AdaptiveVerificationManager):
         self._requests = ids
         batch = self._batch(num_tokens_per_req, draft_tokens)
         survival = self._survival(batch)
+        self.expected = 0.0
         chosen = self._nodes(batch, survival) if self._drafted else 0
         self._learn(batch, survival)
         if batch.sampling:
@@ -235,7 +237,7 @@ class TreeBudget(AdaptiveVerificationManager):
         kind = self._arm > 0, chosen > 0, batch.reads_prompts
         table = self.model.table(batch, self._arm)[chosen]
         self.times.begins(now, kind, len(batch.slots), float(table))
-        self.model.stepped(batch, self.expected if chosen else 0.0)
+        self.model.stepped(batch, self.expected)
         columns = (batch.admissible.tolist(), batch.others.tolist())
         drafts, others = (dict(zip(ids, column, strict=True)) for column in columns)
         self._batch_budget = drafts, others, chosen

@@ -319,7 +319,8 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             self.table.config = as_chain(self.table.config)
             for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
                 if isinstance(layer.impl, TreeAttentionImpl):
-                    layer.impl.flash_attention = None  # nor in graphs
+                    # A target that verifies chains reads all rows by vLLM's Triton kernel.
+                    layer.impl.flash_attention = None
         state_class = chain_state_class(resolve_model_state_cls(vllm_config, model))
         return state_class(vllm_config, model, *args, table=self.table)
 

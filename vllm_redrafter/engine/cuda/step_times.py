@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps take, from begin to begin: known to the host without another wait.
+"""What steps take, from begin to begin: known to the host without another wait for the device.
 
 The host is at most a step ahead of the device. Where it waited for the step before, the device sets
 the pace; elsewhere the host does. Tables that are measured at start-up know the target's pass and
@@ -17,24 +17,19 @@ from typing import Any
 import numpy as np
 
 from vllm_redrafter.budget.choice import Floats
-from vllm_redrafter.budget.costs import bucket
+from vllm_redrafter.budget.costs import MEMORY, bucket
+from vllm_redrafter.budget.planner import BLOCK
 
-SAMPLES = 16
-"""Steps that a median is of."""
-REFRESH = 8
-"""Steps from one look at the medians to the next; ranks agree on them then."""
 NOTHING = 0.0, 0.0
 """The floor and the rest of what was never run."""
 WAITED = 0.05
 """Share of a step's time from which on the host waits for the device, which sets the pace."""
-
-
 Kind = tuple[bool, bool, bool]
 """Steps that take alike: do they draft, verify nodes, read prompts?"""
 
 
 class StepTimes:
-    """Milliseconds of steps by kind and number of requests.
+    """Milliseconds of steps by kind and number of requests: medians, renewed as arms are chosen.
 
     Attributes:
         waited: how long the running step's host has waited for the device.
@@ -45,9 +40,10 @@ class StepTimes:
         self._agree = agree
         # [floors, rests] by kind and bucket of requests; and their medians of a while ago.
         self._samples: defaultdict[Any, list[deque[float]]] = defaultdict(
-            lambda: [deque(maxlen=SAMPLES), deque(maxlen=SAMPLES)]
+            lambda: [deque(maxlen=MEMORY), deque(maxlen=MEMORY)]
         )
         self._medians: dict[Any, tuple[float, float]] = {}
+        self._renewed: set[Any] = set()
         # Of the running step: kind and bucket, milliseconds by the tables, begin.
         self._at: Any = None
         self._table = self._began = self.waited = 0.0
@@ -68,13 +64,16 @@ class StepTimes:
             if self.waited <= WAITED * period or self._before != self._at:
                 rest = min(rest, self._medians.get(self._at, NOTHING)[1])
             rests.append(rest)
+            self._renewed.add(self._at)
         self._before, self._at, self.waited = self._at, None, 0.0
         self._steps += 1
-        if self._steps % REFRESH:
+        if self._steps % BLOCK:
             return []
-        known = {at: (median(f), median(r)) for at, (f, r) in self._samples.items()}
+        new = {at: tuple(map(median, self._samples[at])) for at in self._renewed}
+        self._renewed.clear()
         taken = [judged.popleft() for _ in range(len(judged))]
-        self._medians, taken = self._agree((known, taken))
+        new, taken = self._agree((new, taken))
+        self._medians.update(new)
         return taken
 
     def begins(self, now: float, kind: Kind, requests: int, table: float) -> None:

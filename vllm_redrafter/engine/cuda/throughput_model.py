@@ -80,11 +80,12 @@ class ThroughputModel:
         # Prompts and tokens that are output, and rows of a step with prompts: running means.
         self._prompts, self._tokens, self._prompt_rows = 0.0, 1.0, 0.0
 
-    def stepped(self, batch: Batch, accepted: float) -> None:
-        """Count a step, in which so many nodes are expected to be accepted."""
+    def stepped(self, batch: Batch, survival: float) -> None:
+        """Count a step that verifies nodes of survival probabilities with this sum."""
         kept = 1.0 - 1.0 / PROMPT_STEPS
         self._prompts = kept * self._prompts + np.count_nonzero(batch.others > 1)
-        self._tokens = kept * self._tokens + batch.sampling + accepted
+        self._tokens = kept * self._tokens + batch.sampling
+        self._tokens += survival * self.profile.acceptance_ratio
         if batch.reads_prompts:
             rows = float(batch.others[batch.others > 1].sum())
             self._prompt_rows += (rows - self._prompt_rows) / PROMPT_ROWS
