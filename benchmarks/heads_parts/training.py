@@ -61,7 +61,6 @@ VARIANTS = (
     Variant("gated, fused, selector", "gated", fused=True, selector=True),
     Variant("gated, a block", "gated", num_draft_layers=1),
     Variant("gated, fused, a block", "gated", fused=True, num_draft_layers=1),
-    Variant("Medusa", "medusa"),
 )
 
 

@@ -11,7 +11,7 @@ from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
 
 V = 64
-HEADS = ["recurrent", "gated, fused", "gated, fused, selector", "Medusa"]
+HEADS = ["recurrent", "gated, fused", "gated, fused, selector"]
 
 
 def test_runs_are_made_once_and_reported_together(

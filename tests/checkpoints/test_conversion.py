@@ -201,7 +201,7 @@ def test_another_models_tensors_are_refused(
         ({"rnn": 1}, {}, "rnn is 1 in config.json, True by the tensors"),
         ({"hidden_size": "4"}, {}, "hidden_size is '4' in config.json, 4 by the tensors"),
         ({"draft_vocab_size": 5}, {}, "draft_vocab_size is 5 in config.json, None by the tensors"),
-        ({"model_type": "llama"}, {}, "is not a ReDrafter checkpoint: .* 'llama'"),
+        ({"model_type": "medusa"}, {}, "type 'medusa', a ReDrafter's says .* or \"redrafter_gated"),
         (
             {"vocab_size": None},
             {"d2t": torch.zeros(11, dtype=torch.int64)},
@@ -339,7 +339,7 @@ def test_the_command_converts_and_says_what_it_did(source: Path, destination: Pa
 
 @pytest.mark.parametrize(
     ("option", "value", "known"),
-    [("to", "medusa", "own, apple"), ("dtype", "int8", "float32, bfloat16, float16")],
+    [("to", "eagle", "own, apple"), ("dtype", "int8", "float32, bfloat16, float16")],
 )
 def test_the_command_refuses_with_a_message_and_status_1(
     source: Path, destination: Path, option: str, value: str, known: str

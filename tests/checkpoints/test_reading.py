@@ -136,7 +136,7 @@ def test_what_is_no_checkpoint_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "parts"),
     [
-        ({"model_type": "llama"}, ('"model_type": "recurrent_drafting_drafter"', "found 'llama'")),
+        ({"model_type": "medusa"}, ('"recurrent_drafting_drafter" or "redrafter_g', "'medusa'")),
         ({"model_type": None}, ("is not a ReDrafter checkpoint", "found None")),
         ({"hidden_size": "4"}, ("hidden_size must be an integer", "got '4'")),
         (

@@ -15,7 +15,7 @@ import pytest
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
-from redrafter_testing.models.tiny_models import make_medusa, make_reciting
+from redrafter_testing.models.tiny_models import make_reciting
 from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
@@ -33,7 +33,7 @@ class Head(NamedTuple):
     setup: list[Callable[[], object]]
 
 
-@pytest.fixture(scope="module", params=["medusa", "gated", "bigram"])
+@pytest.fixture(scope="module", params=["gated", "bigram"])
 def head(
     request: pytest.FixtureRequest,
     few_tokens_target: Path,
@@ -41,9 +41,7 @@ def head(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Head:
     folder, paths = tmp_path_factory.mktemp(request.param), list[Path]()
-    if request.param == "medusa":
-        make_medusa(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
-    elif request.param == "gated":
+    if request.param == "gated":
         asked = few_tokens.requests("greedy").prompts
         rows = list(map(answered, asked, few_tokens_plain["greedy"]))
         make_reciting(folder, few_tokens_target, rows, target_layers=(1,))

@@ -18,7 +18,7 @@ SELECTOR = SelectorConfig(LENGTH - 1, 5)
 def test_a_search_ranks_the_candidates_alone(name: str) -> None:
     """All tokens as candidates: the search of the vocabulary. Few: its nodes are among them."""
     torch.manual_seed(1)
-    head = new_head(name, VOCABULARY, HIDDEN, LENGTH, selector=SELECTOR).eval()
+    head = new_head(name, VOCABULARY, HIDDEN, selector=SELECTOR).eval()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     embedding = torch.nn.Embedding(VOCABULARY, HIDDEN)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A head in MLX in half precision and quantised; test_beam_search.py compares float32."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from redrafter_testing.models.head_forms import FORMS, H, V, write_random
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.heads.gated import GatedConfig
 from vllm_redrafter.heads.head import HeadConfig
-from vllm_redrafter.heads.medusa import MedusaConfig
 from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.mlx.heads import Head, load_head
 from vllm_redrafter.utils.errors import ConfigError
@@ -81,17 +81,17 @@ def test_a_head_can_be_quantised_as_a_target_is(config: HeadConfig, tmp_path: Pa
     assert 0 < error < 1e-3 * logits(expected).square().mean()
 
 
-@pytest.mark.parametrize(
-    ("config", "dtype", "message"),
-    [
-        (MedusaConfig(V, H, num_heads=3), mx.float32, "'redrafter_medusa' does not run in MLX.*v"),
-        (GatedConfig(V, H), mx.int8, r"int8; load the target in one of .*bfloat16"),
-    ],
-    ids=["a head without an MLX form", "a dtype that no target has"],
-)
-def test_what_mlx_cannot_compute_is_refused(
-    config: HeadConfig, dtype: mx.Dtype, message: str, tmp_path: Path
-) -> None:
-    write_random(config, tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        read(tmp_path, dtype)
+@dataclass(frozen=True)
+class OtherConfig(GatedConfig):
+    """Of another package's head."""
+
+    model_type: ClassVar[str] = "other_head"
+
+
+def test_what_mlx_cannot_compute_is_refused(tmp_path: Path) -> None:
+    write_random(GatedConfig(V, H), tmp_path)
+    with pytest.raises(ConfigError, match=r"int8; load the target in one of .*bfloat16"):
+        read(tmp_path, mx.int8)
+    other = replace(Checkpoint.open(str(tmp_path)), head=OtherConfig(V, H))
+    with pytest.raises(ConfigError, match=r"'other_head' does not run in MLX.*vLLM"):
+        load_head(other, mx.float32)

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from redrafter_testing.models.small_trainings import VOCAB_SIZE, job, run
-from redrafter_testing.models.tiny_models import make_drafter, make_medusa
+from redrafter_testing.models.tiny_models import make_drafter
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.cli.main import app
@@ -71,7 +71,7 @@ def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_pa
 @pytest.mark.parametrize(
     ("sizes", "settings", "message"),
     [
-        ({}, {"head": "medusa"}, r"head medusa does not fit .*: it has recurrent; leave head out"),
+        ({}, {"exit_dim": 24}, r"exit_dim 24 does not fit .*: it has 128; leave exit_dim out"),
         ({"vocab_size": VOCAB_SIZE + 8}, {}, r"vocabulary size is 72, the target's 64"),
         ({"target_layers": (1, 2)}, {"target_layers": "1"}, r"1 does not fit .*: it reads .* 1,2"),
         (None, {"exit_dim": 24}, "exit_dim: a redrafter_gated head has no such size"),
@@ -144,5 +144,3 @@ def test_what_cannot_get_a_selector_is_refused(
     refused("give one of the two", replace(asked, initial_drafter=str(trained.output)))
     refused("unroll_steps 1", selecting(trained, tmp_path / "out", unroll_steps=1))
     refused("target_layers 1 does not fit", selecting(trained, tmp_path / "out", target_layers="1"))
-    medusa = make_medusa(tmp_path / "medusa", VOCAB_SIZE)
-    refused("redrafter_medusa head takes none", replace(asked, add_selector=str(medusa)))

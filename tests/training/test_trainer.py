@@ -128,7 +128,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_reduced_precision_trains_float32_parameters(name: str) -> None:
-    drafter = new_head(name, VOCAB_SIZE, HIDDEN_SIZE, L)
+    drafter = new_head(name, VOCAB_SIZE, HIDDEN_SIZE)
     before = {key: value.clone() for key, value in drafter.state_dict().items()}
     trainer(drafter, max_steps=2, precision="bf16").run()
     for key, value in drafter.state_dict().items():

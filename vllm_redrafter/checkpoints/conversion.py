@@ -25,12 +25,7 @@ from vllm_redrafter.checkpoints.tensors import (
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import (
-    NAMES,
-    foreign_head,
-    heads,
-    written_types,
-)
+from vllm_redrafter.heads.registry import NAMES, heads, written_types
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_folder
 
@@ -129,8 +124,6 @@ def _sizes(
 def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
     """The head that a config.json names; one that names none is read as the oldest, Apple's."""
     model_type = values.get("model_type")
-    if (foreign := foreign_head(values)) is not None:
-        return foreign[0]
     if model_type is None:
         return next(iter(NAMES.values()))
     if model_type not in heads():
@@ -148,8 +141,6 @@ def _read(source: str) -> _Source:
     paths = find_weights(source)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
     loaded = read_weights(paths)
-    if (ours := head.from_foreign_config(values)) is not None:
-        values, loaded = ours, head.from_foreign_tensors(loaded)
     tensors = {own: loaded[name] for own, name in own_names(where, head, loaded).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, head, values, shapes)

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,13 +28,7 @@ from vllm_redrafter.checkpoints.tensors import (
     own_names,
 )
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import (
-    build_head,
-    foreign_head,
-    head_config,
-    heads,
-    written_types,
-)
+from vllm_redrafter.heads.registry import build_head, head_config, heads, written_types
 from vllm_redrafter.utils.errors import ConfigError, one_line
 
 SHAPE_KEYS = {
@@ -72,8 +65,7 @@ class Checkpoint:
     @classmethod
     def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint whose config.json has these values."""
-        with _convertible(model, values):
-            head = _head_of(model, values)
+        head = _head_of(model, values)
         try:
             return cls(model, revision, values, head, acceptance_of(values))
         except ConfigError as error:
@@ -85,18 +77,6 @@ class Checkpoint:
 
     def checked(self) -> Checkpoint:
         """This one, its tensors checked by name and shape; a ConfigError lists what is wrong."""
-        with _convertible(self.model, self.values):
-            self._check()
-        return self
-
-    def load(self, dtype: torch.dtype = torch.float32) -> DraftHead:
-        """The drafter in a dtype, checked; a ConfigError where weights are NaN or infinite."""
-        self.checked()
-        drafter = build_drafter(self.head, load_file(self.weights), dtype)
-        _check_finite(str(self.weights), drafter, dtype)
-        return drafter
-
-    def _check(self) -> None:
         path, head = self.weights, self.head
         try:
             with safe_open(path, framework="pt") as file:
@@ -113,20 +93,14 @@ class Checkpoint:
                     check_draft_vocabulary(str(path), d2t, head.vocab_size)
         except UNREADABLE as error:
             raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
+        return self
 
-
-@contextmanager
-def _convertible(model: str, values: Mapping[str, Any]) -> Iterator[None]:
-    """Errors of another program's checkpoint name `convert`."""
-    try:
-        yield
-    except ConfigError as error:
-        if foreign_head(values) is None:
-            raise
-        raise ConfigError(
-            f"{error}; `vllm-redrafter convert {model} FOLDER` reads all forms of such a "
-            "checkpoint, and writes one that is served"
-        ) from error
+    def load(self, dtype: torch.dtype = torch.float32) -> DraftHead:
+        """The drafter in a dtype, checked; a ConfigError where weights are NaN or infinite."""
+        self.checked()
+        drafter = build_drafter(self.head, load_file(self.weights), dtype)
+        _check_finite(str(self.weights), drafter, dtype)
+        return drafter
 
 
 def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
@@ -135,9 +109,6 @@ def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
             f"{model!r} has no {CONFIG_FILE}, or an empty one: give a ReDrafter checkpoint, or "
             "make one of the weights there with `vllm-redrafter convert`"
         )
-    if (foreign := foreign_head(values)) is not None:
-        head, own = foreign
-        return head.config_class.from_dict(own)
     if values.get("model_type") not in heads():
         found = repr(values["model_type"]) if "model_type" in values else "none"
         raise ConfigError(

@@ -38,7 +38,7 @@ class FusedHead(Protocol):
         ...
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
-        """`DraftHead.features` of R * beams rows; of R where the head sees no drafted token."""
+        """`DraftHead.features` of R * beams rows."""
         ...
 
 

@@ -68,8 +68,6 @@ class HeadConfig:
     """
 
     model_type: ClassVar[str]
-    takes_selector: ClassVar[bool] = True
-    """Whether it can have one: there is one vocabulary-wide layer."""
 
     vocab_size: int
     hidden_size: int
@@ -81,8 +79,6 @@ class HeadConfig:
         layers = checked_layers(self.target_layers, f"{OWNER}: target_layers")
         object.__setattr__(self, "target_layers", layers)
         object.__setattr__(self, "selector", _selector_config(self.selector))
-        if self.selector is not None and not self.takes_selector:
-            raise ConfigError(f"{OWNER}: selector: a {self.model_type} head takes none")
         require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
         require_at_most(OWNER, LARGEST_VOCABULARY, vocab_size=self.vocab_size)
         require_at_most(OWNER, WIDEST, hidden_size=self.hidden_size)
@@ -121,19 +117,8 @@ class HeadConfig:
         """Depths below the root that the selector has candidates for."""
         return 0 if self.selector is None else self.selector.depths
 
-    @property
-    def max_beam_length(self) -> int | None:
-        """The most tokens that the head can draft in a row; None where there is no limit."""
-        return None
-
-    def require_beam_length(self, owner: str, beam_length: int, candidates: int = 0) -> None:
-        """Refuse drafts, or drafts among candidates, that are longer than this head can make."""
-        most = self.max_beam_length
-        if most is not None and beam_length > most:
-            raise ConfigError(
-                f"{owner}: beam_length {beam_length} exceeds the {most} tokens that this "
-                f"drafter's head can draft in a row; ask for {most} or less"
-            )
+    def require_candidates(self, owner: str, beam_length: int, candidates: int) -> None:
+        """Refuse drafts among candidates that are longer than the selector has candidates for."""
         if not candidates or beam_length <= 1 + self.selected_depths:
             return
         if not self.selected_depths:
@@ -160,14 +145,8 @@ class HeadConfig:
         )
 
     @classmethod
-    def of_target(
-        cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
-    ) -> Self:
-        """The sizes of a new head for a target.
-
-        `beam_length` is what heads with a limit shall draft in a row; of `options`, further fields,
-        those that are None keep their defaults.
-        """
+    def of_target(cls, vocab_size: int, hidden_size: int, **options: Any) -> Self:
+        """The sizes of a new head for a target; `options` are further fields, None for defaults."""
         given = {name: value for name, value in options.items() if value is not None}
         if unknown := sorted(given.keys() - {f.name for f in fields(cls)}):
             raise ConfigError(
@@ -218,10 +197,7 @@ class SearchHead(Protocol):
 
     @abstractmethod
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """[..., S], the state at a child, of its parent's and its token's embedding [..., H].
-
-        A head without a state may return anything of these leading dimensions.
-        """
+        """[..., S], the state at a child, of its parent's and its token's embedding [..., H]."""
 
     @abstractmethod
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
@@ -363,19 +339,6 @@ class DraftHead(nn.Module, SearchHead):
         for pattern, replacement in cls.others_names:
             name = pattern.sub(replacement, name)
         return name
-
-    @classmethod
-    def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The entries of our config.json that follow from another program's of such heads.
-
-        None if this is none: they are read on request only, as what wrote them may serve them, too.
-        """
-        return None
-
-    @classmethod
-    def from_foreign_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors, each by one of its names, that follow from another program's."""
-        return dict(tensors)
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:

@@ -72,9 +72,7 @@ class RecurrentConfig(HeadConfig):
         return self.exit_dim != 2 * self.hidden_size
 
     @classmethod
-    def of_target(
-        cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
-    ) -> Self:
+    def of_target(cls, vocab_size: int, hidden_size: int, **options: Any) -> Self:
         """As wide as the target by default, so that its last layer may begin as the target's."""
         given = {"exit_dim": hidden_size} | {k: v for k, v in options.items() if v is not None}
         return super().of_target(vocab_size, hidden_size, **given)

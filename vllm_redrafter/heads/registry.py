@@ -14,7 +14,6 @@ from typing import Any
 
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.medusa import MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -23,7 +22,6 @@ ENTRY_POINTS = "vllm_redrafter.heads"
 NAMES: dict[str, type[DraftHead]] = {
     "recurrent": RecurrentHead,
     "gated": GatedHead,
-    "medusa": MedusaHead,
 }
 """The heads of this package, by the names that `train --head` takes."""
 
@@ -59,14 +57,6 @@ def _register_installed() -> None:
         register(entry.load())
 
 
-def foreign_head(values: Mapping[str, Any]) -> tuple[type[DraftHead], dict[str, Any]] | None:
-    """The head of which another program wrote this config.json, if there is one; our entries."""
-    for head in heads().values():
-        if (own := head.from_foreign_config(values)) is not None:
-            return head, own
-    return None
-
-
 def head_config(values: Mapping[str, Any]) -> HeadConfig:
     """The sizes that a config.json states, whose `model_type` is that of a head."""
     return heads()[values["model_type"]].config_class.from_dict(values)
@@ -77,12 +67,9 @@ def build_head(config: HeadConfig) -> DraftHead:
     return heads()[config.model_type](config)
 
 
-def new_head(
-    name: str, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
-) -> DraftHead:
+def new_head(name: str, vocab_size: int, hidden_size: int, **options: Any) -> DraftHead:
     """A head for a target, its weights at random; `name` is one of `NAMES`.
 
-    `beam_length` and `options` are those of `HeadConfig.of_target`.
+    `options` are those of `HeadConfig.of_target`.
     """
-    config_class = NAMES[name].config_class
-    return build_head(config_class.of_target(vocab_size, hidden_size, beam_length, **options))
+    return build_head(NAMES[name].config_class.of_target(vocab_size, hidden_size, **options))

@@ -104,7 +104,6 @@ def loop_plan(
             f"× processes ({config.micro_batch_size} × {processes})"
         )
     batches = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
-    head.require_beam_length("training: unroll_steps", config.unroll_steps)
     num_steps = config.max_steps or batches.num_steps(config.epochs)
     return LoopPlan(config, batches, num_steps, shape)
 
@@ -114,7 +113,6 @@ def new_head_config(config: TrainingConfig, vocab_size: int, hidden_size: int) -
     return NAMES[config.head].config_class.of_target(
         vocab_size,
         hidden_size,
-        config.unroll_steps,
         exit_dim=config.exit_dim,
         num_draft_layers=config.num_draft_layers,
         draft_vocab_size=config.draft_vocab_size,

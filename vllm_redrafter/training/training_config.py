@@ -9,7 +9,7 @@ from typing import Literal
 from vllm_redrafter.heads.target_layers import AUTO, LAYERS_HELP, parsed_layers
 from vllm_redrafter.utils.settings import check, require, setting
 
-HeadName = Literal["recurrent", "gated", "medusa"]
+HeadName = Literal["recurrent", "gated"]
 """The names in `heads/registry.py`."""
 Precision = Literal["no", "bf16"]
 TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -94,12 +94,11 @@ class TrainingConfig:
     head: HeadName = setting(
         "gated",
         "Which draft head: gated begins as the target's hidden state, and gates what drafted "
-        "tokens leave of it; recurrent is Apple's; medusa has one for each of --unroll-steps, none "
-        "of which sees a drafted token.",
+        "tokens leave of it; recurrent is Apple's.",
     )
     exit_dim: int | None = setting(
         None,
-        "Width of a recurrent draft head; the others are as wide as the target.",
+        "Width of a recurrent draft head; a gated one is as wide as the target.",
         at_least=1,
         default_text="the target's hidden size",
     )
@@ -107,7 +106,7 @@ class TrainingConfig:
         None,
         "Number of residual blocks in the draft head.",
         at_least=0,
-        default_text="0; 1 in a recurrent or Medusa head",
+        default_text="0; 1 in a recurrent head",
     )
     draft_vocab_size: int | None = setting(
         None,

@@ -108,8 +108,6 @@ def beam_search(
         # A beam of the next level is among its parent's W best, so W x W continuations suffice.
         scores, following = _best(drafter, condition, state, depth, shortlist, beam_width, shard)
         scores = scores + log_probs.unsqueeze(-1)
-        # Some heads see no drafted token, and rank once for all beams.
-        following = following.expand_as(scores)
         log_probs, best = scores.flatten(1).topk(beam_width, dim=1)
         tokens = drafter.target_tokens(following.flatten(1).gather(1, best))
         back_pointers = best // beam_width

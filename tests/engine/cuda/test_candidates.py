@@ -22,7 +22,7 @@ VOCAB, CANDIDATES = 64, 32
 def test_output_from_graphs_equals_plain(tmp_path: Path) -> None:
     target = make_small_target(tmp_path / "target", VOCAB, few_tokens.HIDDEN)
     torch.manual_seed(1)
-    head = new_head("gated", VOCAB, few_tokens.HIDDEN, 5, selector={"depths": 4, "rank": 8})
+    head = new_head("gated", VOCAB, few_tokens.HIDDEN, selector={"depths": 4, "rank": 8})
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     save_drafter(head, tmp_path / "drafter")

@@ -17,7 +17,7 @@ from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpr
 ON_GPU = torch.cuda.is_available()
 KERNELS = ("ordered_keys", "top_candidates", "candidates", "grow_beams", "draft_layers")
 KERNELS += ("gated_layer", "gather_dot")
-FORMS_OF_HEADS = ("selector", "gated", "medusa", "recurrent", "forms")
+FORMS_OF_HEADS = ("selector", "gated", "recurrent", "forms")
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
@@ -58,8 +58,7 @@ def kernels() -> Iterator[None]:
 def head_of(name: str, **options: Any) -> DraftHead:
     """Peaked distributions, in which beams outlive and leave one another."""
     torch.manual_seed(0)
-    levels = options.pop("levels", SHAPE.beam_length)
-    drafter = new_head(name, VOCAB, HIDDEN, levels, **options).to(DEVICE)
+    drafter = new_head(name, VOCAB, HIDDEN, **options).to(DEVICE)
     for parameter in drafter.parameters():
         nn.init.normal_(parameter, std=0.5)
     if (ranked := drafter.config.draft_vocab_size) is not None:
@@ -117,8 +116,6 @@ SELECTING: list[tuple[str, dict[str, Any]]] = [
         ("recurrent", {"rnn": False}, 2, 0),
         ("gated", {}, 2, 0),
         ("gated", {"num_draft_layers": 2, "target_layers": (1, 2), **REDUCED}, 2, 0),
-        ("medusa", {"bias": True}, 2, 0),
-        ("medusa", {"num_draft_layers": 3, **REDUCED}, MANY, 0),
         *((name, options, count, 8) for name, options in SELECTING for count in (2, MANY)),
     ],
 )
@@ -148,17 +145,6 @@ def test_a_head_with_a_selector_may_rank_the_vocabulary(name: str, options: dict
     search = DraftSearch(head, embed, embed, SHAPE, 3, candidates=lambda r: 0 if r > 1 else 8)
     assert_found(search, head, embed, *requests(2))
     assert_found(search, head, embed, *requests(1), candidates=8)
-
-
-@pytest.mark.parametrize("count", [2, MANY], ids=["kernels", "torch"])
-def test_a_head_that_sees_no_token_ranks_once_for_all_beams(count: int) -> None:
-    drafter = head_of("medusa", bias=True)
-    search = DraftSearch(drafter, embedding(), embedding(), SHAPE, max_requests=count + 1)
-    rows: list[int] = []
-    for layer in drafter.vocabulary_layers:
-        layer.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    search.explore(*requests(count))
-    assert rows == [count] * SHAPE.beam_length
 
 
 @pytest.mark.parametrize(
@@ -263,7 +249,7 @@ def test_so_many_launches_draft_five_levels_in_a_graph(
     name: str, options: dict[str, Any], launches: int
 ) -> None:
     """Which reads what is in its inputs now."""
-    head, embed, shape = head_of(name, levels=5, **options), embedding(), SearchShape(4, 5)
+    head, embed, shape = head_of(name, **options), embedding(), SearchShape(4, 5)
     candidates = 8 if head.config.selected_depths else 0
     search = DraftSearch(head, embed, embed, shape, 1, candidates=lambda _: candidates)
     inputs = requests(1)

@@ -88,8 +88,7 @@ def _extend(
     """Grow every request's beams by a level.
 
     Args:
-        logits: [R, P, V] float32, of the tokens that follow each of P beams; [R, 1, V] of a head
-            that sees no drafted token, where they are the same for all.
+        logits: [R, P, V] float32, of the tokens that follow each of P beams.
         ranked_tokens: [R, V] int64, the tokens that the logits are of; None for all in order.
         above: [R, P] float32, the beams' log-probabilities.
         tokens, back_pointers: [R, W] int64, written: the W best continuations' tokens, in the
@@ -98,22 +97,20 @@ def _extend(
             tokens; -inf where there are fewer continuations.
         parent_rows: [R * W] int64, written: each beam's parent among all R P of them.
     """
-    requests, ranked, vocabulary = logits.shape
-    parents, width = above.shape[1], tokens.shape[1]
+    requests, parents, vocabulary = logits.shape
+    width = tokens.shape[1]
     values = np.empty(min(TOP_TOKENS, vocabulary), dtype=np.float32)
     best = np.empty(values.shape[0], dtype=np.int64)
     # A beam of the next level is among its parent's W best, so W candidates of each suffice.
     scores = np.empty(parents * width, dtype=np.float32)
     candidates = np.empty(parents * width, dtype=np.int64)
     chosen = np.empty(width, dtype=np.int64)
-    found, total = 0, 0.0
     for r in range(requests):
         for parent in range(parents):
-            if parent < ranked:
-                found = top_of_many(logits[r, parent], values, best)
-                total = 0.0
-                for rank in range(found):
-                    total += math.exp(values[rank] - values[0])
+            found = top_of_many(logits[r, parent], values, best)
+            total = 0.0
+            for rank in range(found):
+                total += math.exp(values[rank] - values[0])
             for rank in range(width):
                 at = parent * width + rank
                 scores[at], candidates[at] = -np.inf, 0

@@ -108,7 +108,7 @@ class DraftSearch:
                 logits = self._drafter.vocabulary_layer(level)(finished(features))
                 top = self._among_all(logits)
             grow_beams(
-                _for_each_beam(top, tokens.shape[0]),
+                top,
                 level,
                 requests,
                 self.beams,
@@ -135,7 +135,7 @@ class DraftSearch:
         return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
 
     def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Features:
-        """`DraftHead.features` of [R * beams, S]; R rows from a head that sees no drafted token."""
+        """`DraftHead.features` of [R * beams, S]."""
         if self._launches is not None and state.shape[0] <= MAX_ROWS:
             return self._launches.features(condition, state, depth)
         by_request = state.view(condition.shape[0], -1, state.shape[-1])
@@ -175,10 +175,3 @@ class DraftSearch:
         # Made each time: what is made while models load is lost in sleep level 2.
         normalised = log_probs.new_zeros(len(logits))
         return TopTokens(log_probs.contiguous(), tokens.int().contiguous(), normalised)
-
-
-def _for_each_beam(top: TopTokens, rows: int) -> TopTokens:
-    """The best tokens of each row, where the beams of a request may share them."""
-    if len(top.tokens) == rows:
-        return top
-    return TopTokens(*(part.repeat_interleave(rows // len(part), dim=0) for part in top))

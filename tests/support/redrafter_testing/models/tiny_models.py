@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from vllm_redrafter import save_drafter
 from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.data.target import Target
-from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.replay.batches import TextBatch
@@ -120,23 +119,12 @@ def make_reciting(
     batch = TextBatch.of([[row] for row in rows])
     outputs = read_target(model, batch, options.get("target_layers", ()))
     torch.manual_seed(1)
-    head = new_head(name, model.config.vocab_size, model.config.hidden_size, length, **options)
+    head = new_head(name, model.config.vocab_size, model.config.hidden_size, **options)
     learning = Distillation(head, None, num_steps=length, target_share=0.0)
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
         learning(batch, outputs, torch.full((length,), 1e-2)).total.backward()
         optimizer.step()
-    save_drafter(head, folder)
-    return folder
-
-
-def make_medusa(
-    folder: Path, vocab_size: int = 512, hidden_size: int = 128, num_heads: int = 4
-) -> Path:
-    torch.manual_seed(1)
-    head = MedusaHead(MedusaConfig(vocab_size, hidden_size, num_heads=num_heads, bias=True))
-    for parameter in head.blocks.parameters():  # which begin as the identity
-        torch.nn.init.normal_(parameter, std=0.1)
     save_drafter(head, folder)
     return folder

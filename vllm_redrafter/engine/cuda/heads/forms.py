@@ -9,17 +9,14 @@ from typing import Any
 from torch import nn
 
 from vllm_redrafter.engine.cuda.heads.gated import FusedGatedHead
-from vllm_redrafter.engine.cuda.heads.medusa import FusedMedusaHead
 from vllm_redrafter.engine.cuda.heads.recurrent import FusedRecurrentHead
 from vllm_redrafter.heads.fused_head import FusedHead
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.heads.medusa import MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
 
 FORMS: Mapping[type[DraftHead], Callable[[Any, nn.Module | None, int, int], FusedHead]] = {
     GatedHead: FusedGatedHead,
-    MedusaHead: FusedMedusaHead,
     RecurrentHead: FusedRecurrentHead,
 }
 """By the class itself: one derived from it may have other mathematics."""
