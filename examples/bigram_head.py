@@ -40,12 +40,12 @@ class BigramHead(DraftHead):
     def advance(self, state, embedded):
         return embedded
 
-    def features(self, condition, state, depth):
+    def features(self, condition, state):
         return state
 
     @property
-    def vocabulary_layers(self):
-        return (self.table,)
+    def vocabulary_layer(self):
+        return self.table
 
 
 if __name__ == "__main__":

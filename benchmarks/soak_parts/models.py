@@ -82,5 +82,5 @@ def _write_drafter(folder: Path, last: torch.Tensor) -> None:
         drafter.rnn_u.weight.zero_()
         drafter.rnn_u.bias.fill_(SHIFT)
         # [h ; s]: of h, which is the root's past, it makes nothing.
-        drafter.vocabulary_layers[0].weight.copy_(torch.cat([torch.zeros_like(last), last], dim=1))
+        drafter.vocabulary_layer.weight.copy_(torch.cat([torch.zeros_like(last), last], dim=1))
     save_drafter(drafter, folder)

@@ -93,9 +93,9 @@ def test_the_large_drafter_has_the_logits_of_the_small_one(small: Path, large: P
         embed = model.get_input_embeddings()
         condition = head.condition(hidden)
         state = head.start(condition, embed(tokens))
-        first = head.logits(condition, state, 1)
-        second = head.logits(condition, head.advance(state, embed(tokens)), 2)
-        selected = head.vocabulary_layers[0](head.base_features(condition, state, 3))
+        first = head.logits(condition, state)
+        second = head.logits(condition, head.advance(state, embed(tokens)))
+        selected = head.vocabulary_layer(head.base_features(condition, state, 3))
         found.append((first, second, selected))
     for expected, logits in zip(*found, strict=True):
         assert logits.shape[-1] == RANKED

@@ -66,7 +66,7 @@ def test_a_round_trip_through_apples_form_is_bit_exact(
 ) -> None:
     drafter = new_drafter(config, dtype)
     # Bits that arithmetic would lose.
-    drafter.vocabulary_layers[0].weight[0, :3] = torch.tensor([-0.0, torch.nan, -torch.inf])
+    drafter.vocabulary_layer.weight[0, :3] = torch.tensor([-0.0, torch.nan, -torch.inf])
     save_drafter(drafter, tmp_path / "a")
     convert(str(tmp_path / "a"), tmp_path / "b", to="apple")
     convert(str(tmp_path / "b"), tmp_path / "c")

@@ -49,19 +49,19 @@ def test_half_precision_is_near_and_stays_half(
     hidden, embedded = hidden.astype(dtype), embedded.astype(dtype)
     condition = head.condition(hidden)
     state = head.advance(head.start(condition, embedded), embedded)
-    logits = head.logits(condition, state, 1)
+    logits = head.logits(condition, state)
     assert condition.dtype == state.dtype == logits.dtype == dtype
     torch_condition = expected.condition(torch_hidden)
     torch_state = expected.start(torch_condition, torch_embedded)
     torch_state = expected.advance(torch_state, torch_embedded)
-    torch_logits = expected.logits(torch_condition, torch_state, 1)
+    torch_logits = expected.logits(torch_condition, torch_state)
     error = (values(logits) - torch_logits).square().mean()
     assert error < 1e-3 * torch_logits.square().mean()
     # Unused tokens have embeddings of zeros.
     zeros = head.condition(mx.zeros_like(hidden))
     nothing = head.start(zeros, mx.zeros_like(embedded))
     nothing = head.advance(mx.zeros_like(nothing), mx.zeros_like(embedded))
-    assert mx.isfinite(head.logits(zeros, nothing, 1)).all()
+    assert mx.isfinite(head.logits(zeros, nothing)).all()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_head_can_be_quantised_as_a_target_is(config: HeadConfig, tmp_path: Pa
     def logits(of: Head) -> Tensor:
         hidden, embedded = numbers(1, 64)[1], numbers(1, 1, 64)[1][0]
         condition = of.condition(hidden)
-        return values(of.logits(condition, of.start(condition, embedded), 0))
+        return values(of.logits(condition, of.start(condition, embedded)))
 
     error = (logits(head) - logits(expected)).square().mean()
     assert 0 < error < 1e-3 * logits(expected).square().mean()

@@ -98,7 +98,7 @@ def naive_loss(
             label = start + 2 + index
             if label >= T or not batch.generated[row, start + 1 : label + 1].all():
                 continue
-            logits = drafter.logits(drafter.condition(target.hidden[row, start]), state, index)
+            logits = drafter.logits(drafter.condition(target.hidden[row, start]), state)
             t = taught(kind, batch, target, row, label)[kept]
             sums[index] = sums[index] + (torch.xlogy(t, t) - t * logits.log_softmax(-1)).sum()
     return torch.stack(sums)

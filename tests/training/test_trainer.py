@@ -164,11 +164,11 @@ def test_new_drafter_starts_from_the_targets_head() -> None:
     target = CycleTarget()
     sizes = new_head_config(TrainingConfig(), VOCAB_SIZE, HIDDEN_SIZE)
     same = new_drafter(sizes, target.lm_head)
-    assert torch.equal(same.vocabulary_layers[0].weight, target.lm_head.weight)
-    assert same.vocabulary_layers[0].weight is not target.lm_head.weight
+    assert torch.equal(same.vocabulary_layer.weight, target.lm_head.weight)
+    assert same.vocabulary_layer.weight is not target.lm_head.weight
     kept = torch.tensor([1, 4])
     reduced = new_drafter(replace(sizes, draft_vocab_size=2), target.lm_head, kept)
-    assert torch.equal(reduced.vocabulary_layers[0].weight, target.lm_head.weight[kept])
+    assert torch.equal(reduced.vocabulary_layer.weight, target.lm_head.weight[kept])
     assert reduced.target_tokens(torch.tensor([0, 1])).tolist() == [1, 4]
 
 

@@ -147,7 +147,7 @@ def _top_accuracy(drafter: DraftHead, target: Any, rows: TextRows, num_steps: in
             of_depth = (found.step == depth + 1).nonzero().squeeze(1)
             counts[depth] += len(of_depth)
             for part in torch.split(of_depth, 1024):
-                logits = drafter.vocabulary_layer(depth)(found.features[part])
+                logits = drafter.vocabulary_layer(found.features[part])
                 kept = min(max(RANKS), logits.shape[-1])
                 best = drafter.target_tokens(logits.topk(kept, dim=-1).indices)
                 hit = best == labels[part].unsqueeze(1)

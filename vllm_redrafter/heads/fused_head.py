@@ -37,7 +37,7 @@ class FusedHead(Protocol):
         """
         ...
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
+    def features(self, condition: Tensor, state: Tensor) -> Features:
         """`DraftHead.features` of R * beams rows."""
         ...
 

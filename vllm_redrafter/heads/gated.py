@@ -17,7 +17,7 @@ embedding's and the hidden state's numbers are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,11 +66,11 @@ class GatedHead(DraftHead):
         gate, candidate = mixed.to(state.dtype).chunk(2, dim=-1)
         return torch.lerp(F.silu(candidate), state, gate.sigmoid())
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor) -> Tensor:
         for block in self.blocks:
             state = state + F.silu(block(normed(state)))
         return normed(state) * self.scale
 
     @property
-    def vocabulary_layers(self) -> Sequence[nn.Linear]:
-        return (self.lm_head,)
+    def vocabulary_layer(self) -> nn.Linear:
+        return self.lm_head

@@ -6,7 +6,7 @@ follow:
 
     c = condition(h)                    once per draft, from the target's hidden states
     s = start(c, e(root))               the root's state
-    z = logits(c, s, depth)             the next draft token's, at a node of that depth
+    z = logits(c, s)                    the next draft token's, at a node
     s' = advance(s, e(token))           the state of a child
 
 with e the target's own input embedding. Where a head has a selector (`selector.py`), nodes below
@@ -200,21 +200,16 @@ class SearchHead(Protocol):
         """[..., S], the state at a child, of its parent's and its token's embedding [..., H]."""
 
     @abstractmethod
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """What the vocabulary-wide layer reads; training runs that layer in chunks.
+    def features(self, condition: Tensor, state: Tensor) -> Tensor:
+        """[..., E], what the vocabulary-wide layer reads; training runs that layer in chunks.
 
         Args:
             condition: [..., C], broadcast against `state`.
             state: [..., S], at the node that is expanded.
-            depth: of that node; the root's is 0.
-
-        Returns:
-            [..., E]; of the shape of `condition` alone where no node's state is read: what a
-            search then ranks once serves all nodes of a level.
         """
 
     @abstractmethod
-    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def logits(self, condition: Tensor, state: Tensor) -> Tensor:
         """Logits of the next draft token: [..., draft tokens], arguments as in `features`."""
 
     @abstractmethod
@@ -273,30 +268,26 @@ class DraftHead(nn.Module, SearchHead):
 
     @property
     @abstractmethod
-    def vocabulary_layers(self) -> Sequence[nn.Linear]:
-        """The vocabulary-wide layers, without bias: one for all depths, or one for each."""
+    def vocabulary_layer(self) -> nn.Linear:
+        """V, the vocabulary-wide layer, without bias."""
 
-    def vocabulary_layer(self, depth: int) -> nn.Linear:
-        layers = self.vocabulary_layers
-        return layers[depth if len(layers) > 1 else 0]
-
-    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        out: Tensor = self.vocabulary_layer(depth)(self.features(condition, state, depth))
+    def logits(self, condition: Tensor, state: Tensor) -> Tensor:
+        out: Tensor = self.vocabulary_layer(self.features(condition, state))
         return out
 
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
         """[..., length, E], the selector's features of each depth, from the root's."""
         assert self.selector is not None
-        return self.selector(self.features(condition, state, 0), length)
+        return self.selector(self.features(condition, state), length)
 
     def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
         features = self.base_features(condition, state, length).squeeze(1)
-        layer = self.vocabulary_layers[0]
+        layer = self.vocabulary_layer
         return Shortlist.of(layer(features), layer.weight, count)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.vocabulary_layers[0].weight.dtype
+        return self.vocabulary_layer.weight.dtype
 
     # The draft vocabulary
 

@@ -15,7 +15,7 @@ input embedding.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -132,7 +132,7 @@ class RecurrentHead(DraftHead):
             return state + embedded
         return F.silu(self.rnn_w(embedded) + self.rnn_u(state))
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor) -> Tensor:
         if self.config.has_input_projection:
             weight_state = self.input_proj.weight[:, self.config.hidden_size :]
             x = condition + F.linear(state, weight_state)
@@ -148,10 +148,10 @@ class RecurrentHead(DraftHead):
         return tuple(block.linear for block in self.lm_head if isinstance(block, _ResidualBlock))
 
     @property
-    def vocabulary_layers(self) -> Sequence[nn.Linear]:
+    def vocabulary_layer(self) -> nn.Linear:
         layer = self.lm_head[-1]
         assert isinstance(layer, nn.Linear)
-        return (layer,)
+        return layer
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:

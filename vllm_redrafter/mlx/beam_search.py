@@ -43,14 +43,14 @@ def beam_search(
     condition = head.condition(hidden[None])
     # The first level has one beam, the root itself.
     state = head.start(condition, embed(root[None]))
-    scores, candidates = log_softmax_of_top(head.logits(condition, state, 0), beam_width)
+    scores, candidates = log_softmax_of_top(head.logits(condition, state), beam_width)
     log_probs, tokens = scores[0], head.target_tokens(candidates[0])
     back_pointers = mx.zeros_like(tokens)
     levels = [Explored(tokens, back_pointers, log_probs)]
 
-    for depth in range(1, beam_length):
+    for _ in range(1, beam_length):
         state = head.advance(state[back_pointers], embed(tokens))
-        scores, candidates = log_softmax_of_top(head.logits(condition, state, depth), beam_width)
+        scores, candidates = log_softmax_of_top(head.logits(condition, state), beam_width)
         # A beam of the next level is among its parent's W best, so W x W candidates suffice.
         scores = (scores + log_probs[:, None]).flatten()
         best = _descending(scores)[:beam_width]

@@ -52,7 +52,7 @@ class Head(nn.Module, ABC):
     def advance(self, state: mx.array, embedded: mx.array) -> mx.array: ...
 
     @abstractmethod
-    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array: ...
+    def logits(self, condition: mx.array, state: mx.array) -> mx.array: ...
 
     def target_tokens(self, draft_tokens: mx.array) -> mx.array:
         return draft_tokens if self.ranked_tokens is None else self.ranked_tokens[draft_tokens]
@@ -94,7 +94,7 @@ class _RecurrentHead(Head):
             return state + embedded
         return nn.silu(self.rnn_w(embedded) + self.rnn_u(state))
 
-    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array:
+    def logits(self, condition: mx.array, state: mx.array) -> mx.array:
         if self.config.has_input_projection:
             x = condition + self.project_state(state)
         else:
@@ -128,7 +128,7 @@ class _GatedHead(Head):
         gate, candidate = mx.split(self.cell(both.flatten(-2)), 2, axis=-1)
         return _mixed(gate, candidate, state)
 
-    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array:
+    def logits(self, condition: mx.array, state: mx.array) -> mx.array:
         for block in self.blocks:
             state = state + nn.silu(block(_normed(state, self._epsilon)))
         return self.vocabulary(mx.fast.rms_norm(state, self.scale, self._epsilon))

@@ -4,9 +4,9 @@
 Alignment. The target reads x_0 .. x_t and its hidden state h_t predicts x_{t+1}, the root. From
 there the drafter goes on by itself, and every position t of a text is such a start:
 
-    s_1 = start(c_t, e(x_{t+1}))     logits(c_t, s_1, 0) predict x_{t+2}
-    s_2 = advance(s_1, e(x_{t+2}))   logits(c_t, s_2, 1) predict x_{t+3}
-    s_j                              logits(c_t, s_j, j - 1) predict x_{t+1+j},  j = 1 .. L
+    s_1 = start(c_t, e(x_{t+1}))     logits(c_t, s_1) predict x_{t+2}
+    s_2 = advance(s_1, e(x_{t+2}))   logits(c_t, s_2) predict x_{t+3}
+    s_j                              logits(c_t, s_j) predict x_{t+1+j},  j = 1 .. L
 
 with c_t = condition(h_t).
 
@@ -18,7 +18,6 @@ drafter are those that will be accepted in use.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.replay.target import TargetOutputs
 from vllm_redrafter.training.chunked_loss import head_loss
-from vllm_redrafter.training.teachers import MixedTeacher, Rows, Teacher
+from vllm_redrafter.training.teachers import MixedTeacher
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -113,7 +112,7 @@ def _unrolled_features(
             # A start that would read past the end of the text drops out.
             state = drafter.advance(state[:, :-1], embedded[:, depth + 1 :])
         of_start = condition[:, : -2 - depth][counted]
-        yield drafter.features(of_start, state[:, :-1][counted], depth)
+        yield drafter.features(of_start, state[:, :-1][counted])
 
 
 def _selector_features(
@@ -170,28 +169,7 @@ class Distillation(nn.Module):
             share=self.target_share,
             dtype=torch.promote_types(rows.features.dtype, torch.float32),
         )
-        total, losses = self._loss(rows, step_weights[rows.step - 1], teacher)
+        weight, weights = drafter.vocabulary_layer.weight, step_weights[rows.step - 1]
+        total, losses = head_loss(rows.features, weight, weights, teacher)
         per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
         return _Loss(total, per_step.index_add_(0, rows.step - 1, losses))
-
-    def _loss(self, rows: _Predictions, weights: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
-        """See `head_loss`; a head with a vocabulary-wide layer per depth has a loss on each."""
-        layers = self.drafter.vocabulary_layers
-        if len(layers) == 1:
-            return head_loss(rows.features, layers[0].weight, weights, teacher)
-        losses = torch.zeros(len(weights), device=weights.device)
-        totals = []
-        for depth in range(self.num_steps):
-            chosen = (rows.step == depth + 1).nonzero().squeeze(1)
-            of_chosen = partial(_taught, teacher, chosen)
-            total, of_depth = head_loss(
-                rows.features[chosen], layers[depth].weight, weights[chosen], of_chosen
-            )
-            totals.append(total)
-            losses = losses.to(of_depth.dtype).index_copy_(0, chosen, of_depth)
-        return torch.stack(totals).sum(), losses
-
-
-def _taught(teacher: Teacher, chosen: Tensor, rows: Rows) -> Tensor:
-    """What is taught in some of the `chosen` [n] rows alone."""
-    return teacher(chosen[rows])

@@ -22,7 +22,7 @@ def new_drafter(
     """A new drafter with random weights.
 
     Args:
-        lm_head: the target's output layer, copied into its last layers where the shapes agree.
+        lm_head: the target's output layer, copied into its last one where the shapes agree.
         kept: [draft tokens] int64, the draft vocabulary; None for all tokens.
     """
     drafter = _seeded(sizes, seed)
@@ -30,9 +30,9 @@ def new_drafter(
         drafter.keep_tokens(kept)
     if lm_head is not None:
         weight = lm_head.weight if kept is None else lm_head.weight[kept.to(lm_head.weight.device)]
-        for layer in drafter.vocabulary_layers:
-            if weight.shape == layer.weight.shape:
-                layer.weight.data.copy_(weight)
+        own = drafter.vocabulary_layer.weight
+        if weight.shape == own.shape:
+            own.data.copy_(weight)
     return drafter
 
 

@@ -127,8 +127,8 @@ def _best(
     shard: VocabularyShard | None,
 ) -> tuple[Tensor, Tensor]:
     if shortlist is None:
-        return log_softmax_of_top(drafter.logits(condition, state, depth), num, shard)
+        return log_softmax_of_top(drafter.logits(condition, state), num, shard)
     if depth == 0:
         return log_softmax_of_top(shortlist.root_logits, num, shard)
-    logits = shortlist.logits(drafter.features(condition, state, depth), depth)
+    logits = shortlist.logits(drafter.features(condition, state), depth)
     return log_softmax_of_top(logits, num, shard, shortlist.tokens[:, depth - 1].unsqueeze(1))

@@ -128,7 +128,7 @@ def beam_search(
     for depth in range(1, shape.beam_length + 1):
         found: Tree = []
         for beam in beams:
-            logits = drafter.logits(condition, states[beam], depth - 1).float()
+            logits = drafter.logits(condition, states[beam]).float()
             best, ranked = logits.topk(min(TOP_TOKENS, len(logits)))
             log_probs = best.log_softmax(dim=0) + nodes[beam].log_prob  # of the 50 best alone
             pairs = zip(drafter.target_tokens(ranked).tolist(), log_probs.tolist(), strict=True)

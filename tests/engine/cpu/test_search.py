@@ -127,7 +127,7 @@ def test_half_precision_is_widened_before_it_is_ranked(candidates: int, dtype: t
 
 def test_of_equally_good_tokens_the_first_are_taken() -> None:
     head = random_head(recurrent())
-    head.vocabulary_layers[0].weight.zero_()
+    head.vocabulary_layer.weight.zero_()
     found, _ = both(head, head, 1, SearchShape(3, 2))
     assert found.tokens.tolist() == [[[0, 1, 2], [0, 1, 2]]]
     assert found.back_pointers.tolist() == [[[0, 0, 0], [0, 0, 0]]]
@@ -136,16 +136,16 @@ def test_of_equally_good_tokens_the_first_are_taken() -> None:
 @pytest.mark.parametrize("candidates", [0, C])
 def test_what_is_not_a_number_is_never_drafted(candidates: int) -> None:
     head = random_head(recurrent())
-    head.vocabulary_layers[0].weight[7:].fill_(torch.nan)
+    head.vocabulary_layer.weight[7:].fill_(torch.nan)
     found, _ = both(head, packed_form(head, packed), 1, SearchShape(4, 3), candidates)
     assert (found.tokens < 7).all() and found.log_probs.isfinite().all()
 
 
 @pytest.mark.parametrize("config", [gated(), recurrent(), GatedConfig(V, H)], ids=str)
-def test_no_matrix_is_kept_but_the_vocabulary_layers_for_candidates(config: HeadConfig) -> None:
+def test_no_matrix_is_kept_but_the_vocabulary_layer_s_for_candidates(config: HeadConfig) -> None:
     plain = random_head(config)
     weights = {n: weakref.ref(p) for n, p in plain.named_parameters() if p.dim() > 1}
-    (layer,) = plain.vocabulary_layers
+    layer = plain.vocabulary_layer
     kept = {n for n, p in plain.named_parameters() if p is layer.weight and config.selector}
     fast = packed_form(plain, packed)
     del plain, layer

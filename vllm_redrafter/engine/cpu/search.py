@@ -68,10 +68,10 @@ def _ranked(
 ) -> tuple[Array, Array | None]:
     """Logits of the tokens that may follow a level's beams, and these tokens: see `_extend`."""
     if shortlist is None:
-        return drafter.logits(condition, state, level).float().numpy(), None
+        return drafter.logits(condition, state).float().numpy(), None
     if level == 0:
         return shortlist.root_logits.float().numpy(), None
-    logits = shortlist.logits(drafter.features(condition, state, level), level)
+    logits = shortlist.logits(drafter.features(condition, state), level)
     return logits.float().numpy(), shortlist.tokens[:, level - 1].numpy()
 
 

@@ -63,7 +63,7 @@ class DraftSearch:
         self._drafter, self._embed = drafter, embed
         self._candidates = candidates
         self.table = table
-        weight = drafter.vocabulary_layers[0].weight
+        weight = drafter.vocabulary_layer.weight
         width, length = shape
         self._width, self._shard = width, shard
         self.beams = BeamBuffers(max_requests, length, width, weight.device)
@@ -90,22 +90,22 @@ class DraftSearch:
         _, length, width = self.beams.tokens.shape
         condition = self._drafter.condition(hidden)
         count = 0 if self._candidates is None else self._candidates(requests)
-        layer = self._drafter.vocabulary_layers[0]
+        layer = self._drafter.vocabulary_layer
         candidates: Tensor | None = None
         state: Tensor | None = None
         tokens = root_tokens
         for level in range(length):
             state = self._step(condition, state, tokens)
             if candidates is not None:
-                features = self._features_of(condition, state, level)
+                features = self._features_of(condition, state)
                 among = candidates[level - 1]
                 top = self._among(among, features, layer.weight)
             elif count:
                 logits = layer(self._base_features_of(condition, state).flatten(0, 1))
                 top, candidates = self._choose(logits, requests, count)
             else:
-                features = self._features_of(condition, state, level)
-                logits = self._drafter.vocabulary_layer(level)(finished(features))
+                features = self._features_of(condition, state)
+                logits = layer(finished(features))
                 top = self._among_all(logits)
             grow_beams(
                 top,
@@ -134,12 +134,12 @@ class DraftSearch:
             return self._drafter.start(condition, self._embed(tokens))
         return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
 
-    def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Features:
+    def _features_of(self, condition: Tensor, state: Tensor) -> Features:
         """`DraftHead.features` of [R * beams, S]."""
         if self._launches is not None and state.shape[0] <= MAX_ROWS:
-            return self._launches.features(condition, state, depth)
+            return self._launches.features(condition, state)
         by_request = state.view(condition.shape[0], -1, state.shape[-1])
-        read = self._drafter.features(condition.unsqueeze(1), by_request, depth)
+        read = self._drafter.features(condition.unsqueeze(1), by_request)
         return Features(read.flatten(0, 1))
 
     def _base_features_of(self, condition: Tensor, state: Tensor) -> Tensor:

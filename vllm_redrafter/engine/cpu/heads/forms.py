@@ -44,9 +44,9 @@ def _with_packed_layers(head: DraftHead, pack: Pack) -> DraftHead:
         for name, child in module.named_children()
         if isinstance(child, nn.Linear)
     ]
-    gathered = copy.vocabulary_layers if head.config.selected_depths else ()
+    gathered = copy.vocabulary_layer if head.config.selected_depths else None
     for module, name, child in replaced:
-        weight = child.weight if any(child is layer for layer in gathered) else None
+        weight = child.weight if child is gathered else None
         setattr(module, name, _PackedLinear(pack(child.weight, child.bias), weight))
     return copy
 

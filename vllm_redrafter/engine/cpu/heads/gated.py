@@ -46,7 +46,7 @@ class PackedGatedHead(PackedHead):
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         return self._cell(state, embedded)
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor) -> Tensor:
         plain, unit = state.chunk(2, dim=-1)
         for block in self._blocks:
             plain = plain + F.silu(block(unit.to(self._dtype)).float())

@@ -23,17 +23,17 @@ class PackedHead(SearchHead):
     def __init__(self, head: DraftHead, pack: Pack) -> None:
         self.config = head.config
         self._d2t = None if head.config.draft_vocab_size is None else head.d2t
-        (layer,) = head.vocabulary_layers
+        layer = head.vocabulary_layer
         self._vocabulary_layer = pack(layer.weight, None)
         self._rows = layer.weight.detach() if head.config.selected_depths else None
         self._selector = None if head.selector is None else _PackedSelector(head.selector, pack)
 
-    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        return self._vocabulary_layer(self.features(condition, state, depth))
+    def logits(self, condition: Tensor, state: Tensor) -> Tensor:
+        return self._vocabulary_layer(self.features(condition, state))
 
     def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
         assert self._rows is not None and self._selector is not None
-        features = self._selector(self.features(condition, state, 0), length).squeeze(1)
+        features = self._selector(self.features(condition, state), length).squeeze(1)
         return CompiledShortlist.of(self._vocabulary_layer(features), self._rows, count)
 
     def target_tokens(self, draft_tokens: Tensor) -> Tensor:

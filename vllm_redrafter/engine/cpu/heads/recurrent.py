@@ -45,7 +45,7 @@ class PackedRecurrentHead(PackedHead):
             return state + embedded
         return F.silu(self._cell(torch.cat([embedded, state], dim=-1)), inplace=True)
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor) -> Tensor:
         if self.config.has_input_projection:
             x = self._project_state(state).add_(condition)
         else:

@@ -59,7 +59,7 @@ class FusedGatedHead:
         assert self._table is not None
         return Rows(self._table.weight, tokens)
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
+    def features(self, condition: Tensor, state: Tensor) -> Features:
         """Residual blocks; the last norm is left to the reader."""
         first, second = self._features[:, : state.shape[0]]
         blocks: Iterable[Any] = self._head.blocks
@@ -72,4 +72,4 @@ class FusedGatedHead:
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
         assert self._selector is not None
-        return self._selector(finished(self.features(condition, state, 0)))
+        return self._selector(finished(self.features(condition, state)))

@@ -23,7 +23,7 @@ class FusedRecurrentHead:
     ) -> None:
         self._head, self._table = head, table
         self._selector = FusedSelector.of(head.selector, length, max_rows)
-        weight, config = head.vocabulary_layers[0].weight, head.config
+        weight, config = head.vocabulary_layer.weight, head.config
         # A layer reads one of the two and writes the other.
         self._states = weight.new_empty(2, max_rows, config.hidden_size)
         self._features = weight.new_empty(2, max_rows, config.exit_dim)
@@ -53,7 +53,7 @@ class FusedRecurrentHead:
             silu=True,
         )
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
+    def features(self, condition: Tensor, state: Tensor) -> Features:
         head, rows = self._head, state.shape[0]
         hidden = head.config.hidden_size
         if head.config.has_input_projection:
@@ -70,4 +70,4 @@ class FusedRecurrentHead:
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
         assert self._selector is not None
-        return self._selector(self.features(condition, state, 0).x)
+        return self._selector(self.features(condition, state).x)
