@@ -120,7 +120,11 @@ MEMBERS = {
         seq_lens_cpu_upper_bound input_ids is_padding positions logits_indices cu_num_logits
         cu_num_logits_np max_query_len""",
     f"{GPU}.sample.sampler:Sampler": """sample get_logprobs_dims compute_nans logprobs_mode
-        logits_processors logprob_token_ids_state req_states""",
+        logits_processors logprob_token_ids_state req_states sampling_states use_fp64_gumbel
+        needs_logits_processing""",
+    f"{GPU}.sample.states:SamplingStates": """__init__ add_request apply_staged_writes
+        max_num_reqs vocab_size temperature seeds min_p top_k top_p""",
+    f"{GPU}.buffer_utils:UvaBackedTensor": "cpu np gpu",
     f"{GPU}.sample.output:SamplerOutput": """sampled_token_ids logprobs_tensors num_nans
         num_sampled num_rejected""",
     f"{GPU}.spec_decode.rejection_sampler:RejectionSampler": """__call__

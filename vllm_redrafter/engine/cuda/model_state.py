@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -29,6 +30,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.engine.cuda.attention import TreeRows
+from vllm_redrafter.engine.cuda.one_pass_sampler import OnePassSampler
 from vllm_redrafter.engine.cuda.tree_verifier import TreeVerifier
 from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.engine.refusals import REMEDY_DISABLE
@@ -48,7 +50,7 @@ class VerifyingState(ModelState):
         self._every_request_needs_chain = False
 
     def custom_sampler(self, sampler: Sampler) -> tuple[Sampler, TreeVerifier]:
-        """Replace the rejection sampler; ConfigError for targets with a sampler of their own."""
+        """Replace both samplers; ConfigError for targets with a sampler of their own."""
         if super().custom_sampler(sampler) or self.num_new_sampled_tokens_per_step != 1:
             raise ConfigError(
                 f"{type(self.model).__name__} samples by rules of its own, by which no draft can "
@@ -58,6 +60,8 @@ class VerifyingState(ModelState):
         self._every_request_needs_chain = self.table.config.tree == "chain" or not all(
             isinstance(processor, TREE_PROCESSORS) for processor in sampler.logits_processors
         )
+        if sampler.logprobs_mode not in PROCESSED_LOGPROBS_MODES:
+            sampler = OnePassSampler(sampler)
         return sampler, TreeVerifier(sampler, self.verification, self.table.meter)
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:

@@ -77,8 +77,10 @@ class TreeVerifier:
             _invalidate(staged.tokens, input_batch, invalid_drafts)
         tokens = staged.tokens.new_empty(requests, staged.tokens.shape[1])
         num_sampled = staged.tokens.new_empty(requests)
-        dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
-        chunks = _chunks(logits, input_batch)
+        slots = input_batch.idx_mapping_np
+        dims = self.sampler.get_logprobs_dims(slots)
+        copied = dims is not None or bool(self.sampler.needs_logits_processing[slots].any())
+        chunks = _chunks(logits, input_batch, copied)
         with self.meter.measure("accept"):
             logprobs = [
                 self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
@@ -178,10 +180,10 @@ class TreeVerifier:
         )
 
 
-def _chunks(logits: Tensor, batch: InputBatch) -> list[_Chunk]:
-    """The batch in parts that keep the sampler's float32 logits below 1 GB."""
+def _chunks(logits: Tensor, batch: InputBatch, copied: bool) -> list[_Chunk]:
+    """The batch in parts that keep the sampler's copies of logits, if it makes any, below 1 GB."""
     limit = get_max_chunk_logits(logits.shape[1])
-    if logits.shape[0] <= limit:
+    if logits.shape[0] <= limit or not copied:
         everything = slice(batch.num_reqs), slice(logits.shape[0])
         return [_Chunk(*everything, batch.cu_num_logits, None)]
     ends, chunks = batch.cu_num_logits_np, []

@@ -17,9 +17,12 @@ def use() -> None:
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.gpu.sample import sampler, states
 
+    from vllm_redrafter.engine.cuda import one_pass_sampler
+
     topk_topp_sampler.HAS_TRITON = False
     triton_attn.triton_reshape_and_cache_flash = reshape_and_cache_flash
     sampler.gumbel_sample = _gumbel_sample
+    vars(one_pass_sampler)["gumbel_sample"] = _gumbel_sample
     states.apply_temperature = _apply_temperature
     _share_experts()
     _use_triton_mamba()
@@ -56,10 +59,14 @@ def _gumbel_sample(
     temperature: Tensor,
     seed: Tensor,
     pos: Tensor,
+    apply_temperature: bool,
     **flags: bool,
 ) -> Tensor:
-    """[rows] int64, by the logits (divided by temperatures), seeds and positions alone."""
+    """[rows] int64, by the logits, seeds and positions alone."""
     assert not any(flags.values()), flags
+    if apply_temperature:
+        logits = logits.to(torch.float32, copy=True)
+        _apply_temperature(logits, expanded_idx_mapping, temperature)
     tokens = torch.arange(logits.shape[1])
     stream = _scrambled(seed[expanded_idx_mapping] + _scrambled(pos.long()))
     bits = _scrambled(stream.unsqueeze(1) + tokens) >> 32 & 0xFFFFFFFF
