@@ -73,6 +73,7 @@ def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
     with interpreted_engine(
         small_target,
         setup=(speculator.use, speculator.schedule_asynchronously),
+        attention_kernels=True,
         speculative_config={"model": str(oracle_v2), "num_speculative_tokens": 12},
         reasoning_config=small_workloads.REASONING,
         **TIGHT,

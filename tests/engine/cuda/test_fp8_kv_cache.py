@@ -52,7 +52,8 @@ def test_greedy_output_equals_plain(
         expected = single_tokens_of(plain.run(load))
         assert plain.rpc(inside_worker.kv_caches) == caches
     speculative = {"model": str(few_tokens_drafter), "num_speculative_tokens": 10}
-    with interpreted_engine(target, speculative_config=speculative, **arguments) as llm:
+    arguments |= {"speculative_config": speculative, "attention_kernels": True}
+    with interpreted_engine(target, **arguments) as llm:
         assert single_tokens_of(llm.run(load)) == expected
         assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 10, "trees were hardly used"
         assert llm.rpc(inside_worker.kv_caches) == caches

@@ -256,6 +256,7 @@ def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
     with interpreted_engine(
         target,
         setup=recorded_graphs.use if from_graphs else None,
+        attention_kernels=True,
         enforce_eager=not from_graphs,
         speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
         **arguments,
@@ -293,6 +294,7 @@ def test_chains_of_other_families(family: Family, tmp_path: Path) -> None:
     with interpreted_engine(
         target,
         setup=oracle_v2.use,
+        attention_kernels=True,
         speculative_config={"model": str(drafter), "adaptive": False, **shape},
         max_num_batched_tokens=family.batched_tokens,
         **arguments,

@@ -30,17 +30,29 @@ def interpreted_engine(
     target: Path,
     setup: Setup = None,
     environment: Mapping[str, str] | None = None,
+    attention_kernels: bool = False,
     **arguments: Any,
 ) -> AbstractContextManager[Engine]:
-    """An engine in float32, with variables and arguments besides, or instead of, those above."""
+    """An engine in float32, with variables and arguments besides, or instead of, those above.
+
+    Without CUDA graphs and `attention_kernels`, attention is torch's, and steps take half the time.
+    """
+    in_torch = arguments.get("enforce_eager", True) and not attention_kernels
     return forked_engine.forked_engine(
         target,
         SERVER,
         {**ENVIRONMENT, **(environment or {})},
-        [_use_triton_mla, fork_processes, *setups_in(setup)],
+        [_use_triton_mla, fork_processes, *[_use_torch_attention] * in_torch, *setups_in(setup)],
         settle_worker,
         {**SETTINGS, **arguments},
     )
+
+
+def _use_torch_attention() -> None:
+    from redrafter_testing.gpu import torch_flash_attention, torch_tree_attention
+
+    torch_flash_attention.use()
+    torch_tree_attention.use()
 
 
 def _use_triton_mla() -> None:

@@ -43,7 +43,7 @@ def flash_attn_varlen_func(
         own = slice(starts[request], starts[request + 1])
         count = own.stop - own.start
         assert count <= max_seqlen_q
-        keys, values = (_of(cache, block_table[request], length, q) for cache in (k, v))
+        keys, values = (rows_in_cache(cache, block_table[request], length, q) for cache in (k, v))
         scores = torch.einsum("qhd,phd->hqp", q[own].double(), keys) * softmax_scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
@@ -59,7 +59,7 @@ def flash_attn_varlen_func(
         out[own] = torch.einsum("hqp,phd->qhd", weights, values).to(out.dtype)
 
 
-def _of(cache: Tensor, blocks: Tensor, length: int, query: Tensor) -> Tensor:
+def rows_in_cache(cache: Tensor, blocks: Tensor, length: int, query: Tensor) -> Tensor:
     """A request's K or V, [length, query heads, head size] in float64."""
     used = blocks[: -(-length // cache.shape[1])].long()
     rows = cache[used].flatten(0, 1)[:length].double()
