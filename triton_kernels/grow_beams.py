@@ -12,6 +12,8 @@ go on from are as operations of torch. Where a budget needs it, each kept node's
 parent and its log-survival come with it (`budget/acceptance.py` has their formulas):
 
     f = log(q / (1 - q)), q = exp(z - Z_b);    s = s_b + log sigmoid(w f + bias of the level)
+
+where w and the biases are those of greedy, or of sampled requests.
 """
 
 from __future__ import annotations
@@ -57,12 +59,14 @@ def _grow_beams(
     log_probs,  # [R, LEVELS, WIDTH] fp32, likewise; the level above is read
     log_odds,  # [R, LEVELS, WIDTH] fp32, likewise where HAS_SURVIVAL
     log_survival,  # [R, LEVELS, WIDTH] fp32, likewise; the level above is read
-    slope,  # [1] fp32; read where HAS_SURVIVAL
-    biases,  # [LEVELS] fp32; likewise
+    slopes,  # [2, 1] fp32; read where HAS_SURVIVAL
+    biases,  # [2, DEPTHS] fp32; likewise
+    temperatures,  # [R] fp32; likewise
     last_tokens,  # [R * WIDTH] int64, written: the level's tokens
     parents,  # [R * WIDTH] int32, written: the rows of the level above that they continue
     level,
     LEVELS: tl.constexpr,
+    DEPTHS: tl.constexpr,
     BEAMS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -106,7 +110,9 @@ def _grow_beams(
     tl.store(parents + request * WIDTH + rank, row, mask=kept)
     if HAS_SURVIVAL:
         own_log_odds = _log_odds(given_parent, MAX_LOG_ODDS)
-        survival = _log_sigmoid(tl.load(slope) * own_log_odds + tl.load(biases + level))
+        kind = (tl.load(temperatures + request) > 0.0).to(tl.int32)
+        bias = tl.load(biases + kind * DEPTHS + level)
+        survival = _log_sigmoid(tl.load(slopes + kind) * own_log_odds + bias)
         if HAS_ABOVE:
             survival += tl.load(log_survival + beam_above, mask=is_candidate, other=0.0)
         survival = tl.where(score == float("-inf"), float("-inf"), survival)
@@ -151,7 +157,7 @@ def grow_beams(
     requests: int,
     out: BeamBuffers,
     to_target: Tensor | None = None,
-    survival: tuple[Tensor, Tensor] | None = None,
+    survival: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:
     """Choose a level's beams among the best tokens of those above.
 
@@ -161,8 +167,8 @@ def grow_beams(
         requests: how many, R.
         out: at least R requests; what is there of the level above is read.
         to_target: [draft tokens] int64, `d2t`; None where the drafter ranks all tokens.
-        survival: (slope [1], biases [L]) fp32 of the budget's estimator; None writes neither
-            log-odds nor survival.
+        survival: slopes [2, 1] and biases [2, L or more] fp32 of the budget's estimator, and
+            temperatures fp32 of all requests in `out`; None writes neither log-odds nor survival.
 
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
@@ -180,10 +186,14 @@ def grow_beams(
         _require_like(tensor, name, shape, dtype, out)
     if to_target is not None:
         _require_like(to_target, "to_target", tuple(to_target.shape), torch.int64, out)
+    depths = length if survival is None else max(length, survival[1].shape[-1])
     if survival is not None:
-        _require_like(survival[0], "survival's slope", (1,), torch.float32, out)
-        _require_like(survival[1], "survival's biases", (length,), torch.float32, out)
-    slope, biases = survival if survival is not None else (top.normalisers, top.normalisers)
+        for tensor, name, shape in (
+            (survival[0], "slopes", (2, 1)),
+            (survival[1], "biases", (2, depths)),
+            (survival[2], "temperatures", (max_requests,)),
+        ):
+            _require_like(tensor, f"survival's {name}", shape, torch.float32, out)
     block = triton.next_power_of_2(beams * width)
     _grow_beams[(requests,)](
         *top,
@@ -193,12 +203,12 @@ def grow_beams(
         out.log_probs,
         out.log_odds,
         out.log_survival,
-        slope,
-        biases,
+        *(survival or (top.normalisers,) * 3),
         out.last_tokens,
         out.parents,
         level,
         LEVELS=length,
+        DEPTHS=depths,
         BEAMS=beams,
         WIDTH=width,
         BLOCK=block,

@@ -106,7 +106,6 @@ def observe_matches(
     entries: Tensor,
     match_lengths: Tensor,
     trees: VerifiedTrees,
-    temperatures: Tensor,
     memory: float,
     counts: Tensor,
     probabilities: Tensor,
@@ -117,7 +116,6 @@ def observe_matches(
         entries: [R] int64, each request's entry of `match_lengths`.
         match_lengths: [entries, K+1] int32, of the path that each node is on; 0 for none.
         trees: of these requests; the paths have D nodes or fewer, and D is at most K.
-        temperatures: [R] fp32, above 0 for requests that sample.
         memory: judged nodes of a length and depth that are remembered.
         counts: [2, LONGEST_MATCH, D, 2] fp32, of greedy and of sampled requests, by length and
             depth: nodes judged (above 0) and accepted; changed.
@@ -140,7 +138,7 @@ def observe_matches(
         "trees.depths": (trees.depths, rows, torch.int32),
         "trees.num_verified": (trees.num_verified, rows[:1], torch.int32),
         "trees.path": (trees.path, rows, torch.int32),
-        "temperatures": (temperatures, (requests,), torch.float32),
+        "trees.temperatures": (trees.temperatures, rows[:1], torch.float32),
         "counts": (counts, (2, matches, depth, 2), torch.float32),
         "probabilities": (probabilities, (2, matches, depth), torch.float32),
     }
@@ -157,7 +155,6 @@ def observe_matches(
         entries,
         match_lengths,
         *trees,
-        temperatures,
         counts,
         probabilities,
         memory,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What became of a step's nodes, added to the budget's statistics: on the device, in two launches.
 
+Greedy and sampled requests have each their own parameters and sums, as temperatures tell.
+
 A node is accepted if it is on the path that the walk took, and judged if it was verified and its
 parent is on the path: only then could it be accepted. With f the drafter's log-odds of a node, d
 its depth, y whether it was accepted, and a = sigmoid(w f + b_d), the sums over the judged nodes of
@@ -8,9 +10,8 @@ its depth, y whether it was accepted, and a = sigmoid(w f + b_d), the sums over 
     a (1 - a) (f f, f, 1), (y - a) (f, 1), 1
 
 by depth are what `budget/acceptance.py` refits itself by. Nodes that are only on a path found in
-the text (f is -inf) are left out. The first launch sums over each
-request's nodes, the second over requests, always in the same order: all ranks of tensor
-parallelism get the same bits.
+the text (f is -inf) are left out. The first launch sums over each request's nodes, the second over
+requests, always in the same order: all ranks of tensor parallelism get the same bits.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def _observe_nodes(
     depths,  # [R, SLOTS] int32
     num_verified,  # [R] int32
     path,  # [R, SLOTS] int32
-    slope,  # [1] fp32
-    biases,  # [DEPTHS] fp32
+    temperatures,  # [R] fp32
+    slopes,  # [2, 1] fp32
+    biases,  # [2, DEPTHS] fp32
     sums,  # [R, DEPTHS, COLUMNS] fp32, written
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -74,7 +76,8 @@ def _observe_nodes(
     f = tl.where(judged & (f == f), f, 0.0)
     depth = tl.load(depths + at, mask=judged, other=1)
     level = tl.minimum(tl.maximum(depth - 1, 0), DEPTHS - 1)
-    a = _sigmoid(tl.load(slope) * f + tl.load(biases + level))
+    kind = (tl.load(temperatures + request) > 0.0).to(tl.int32)
+    a = _sigmoid(tl.load(slopes + kind) * f + tl.load(biases + kind * DEPTHS + level))
     y = accepted.to(tl.float32)
     weight, residual = a * (1.0 - a), y - a
     to = sums + request * DEPTHS * COLUMNS
@@ -92,20 +95,25 @@ def _observe_nodes(
 @triton.jit(do_not_specialize=["REQUESTS"])
 def _add_sums(
     sums,  # [R, NUM] fp32
-    total,  # [NUM] fp32, added to
+    temperatures,  # [R] fp32
+    total,  # [2, NUM] fp32, added to
     REQUESTS,
     NUM,
     TILE: tl.constexpr,
 ):
-    """TILE of the sums, over all requests."""
+    """TILE of the sums, over all requests of their kind."""
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    is_sum = column < NUM
+    is_sum = column < 2 * NUM
+    of_sampled = column >= NUM
     added = tl.zeros([TILE], tl.float32)
     for start in range(0, REQUESTS, TILE):
         request = start + tl.arange(0, TILE)
+        is_request = request < REQUESTS
+        samples = tl.load(temperatures + request, mask=is_request, other=0.0) > 0.0
+        is_here = (samples[:, None] == of_sampled[None, :]) & is_request[:, None]
         tile = tl.load(
-            sums + request[:, None] * NUM + column[None, :],
-            mask=(request < REQUESTS)[:, None] & is_sum[None, :],
+            sums + request[:, None] * NUM + (column % NUM)[None, :],
+            mask=is_here & is_sum[None, :],
             other=0.0,
         )
         added += tl.sum(tile, axis=0)
@@ -120,6 +128,7 @@ class VerifiedTrees(NamedTuple):
         tokens, parents, depths: [R, K+1] int32, as they were verified.
         num_verified: [R] int32, how many nodes were, the root counted; 0 for none.
         path: [R, K+1] int32, the accepted nodes, root first; -1 behind its end.
+        temperatures: [R] fp32, above 0 for requests that sample.
     """
 
     tokens: Tensor
@@ -127,32 +136,33 @@ class VerifiedTrees(NamedTuple):
     depths: Tensor
     num_verified: Tensor
     path: Tensor
+    temperatures: Tensor
 
 
 def observe_nodes(
     entries: Tensor,
     log_odds: Tensor,
     trees: VerifiedTrees,
-    slope: Tensor,
+    slopes: Tensor,
     biases: Tensor,
     sums: Tensor,
     statistics: Tensor,
 ) -> None:
-    """Add a step's judged nodes to the statistics.
+    """Add a step's judged nodes to the statistics of greedy and of sampled requests.
 
     Args:
         entries: [R] int64, each request's entry of `log_odds`.
         log_odds: [entries, K+1] fp32, the drafter's log-odds of each node; -inf where it has none.
         trees: of these requests.
-        slope, biases: [1] and [L] fp32, of the estimator.
+        slopes, biases: [2, 1] and [2, L] fp32, of the estimator.
         sums: [R or more, L, 6] fp32, written.
-        statistics: [L, 6] fp32, added to.
+        statistics: [2, L, 6] fp32, added to.
 
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     requests, slots = entries.shape[0], log_odds.shape[1]
-    depths, num = biases.shape[0], biases.shape[0] * COLUMNS
+    depths, num = biases.shape[-1], biases.shape[-1] * COLUMNS
     rows = (trees.tokens.shape[0], slots)
     shapes: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
         "entries": (entries, (requests,), torch.int64),
@@ -162,10 +172,11 @@ def observe_nodes(
         "trees.depths": (trees.depths, rows, torch.int32),
         "trees.num_verified": (trees.num_verified, rows[:1], torch.int32),
         "trees.path": (trees.path, rows, torch.int32),
-        "slope": (slope, (1,), torch.float32),
-        "biases": (biases, (depths,), torch.float32),
+        "trees.temperatures": (trees.temperatures, rows[:1], torch.float32),
+        "slopes": (slopes, (2, 1), torch.float32),
+        "biases": (biases, (2, depths), torch.float32),
         "sums": (sums, (sums.shape[0], depths, COLUMNS), torch.float32),
-        "statistics": (statistics, (depths, COLUMNS), torch.float32),
+        "statistics": (statistics, (2, depths, COLUMNS), torch.float32),
     }
     for name, (tensor, shape, dtype) in shapes.items():
         require(
@@ -183,7 +194,7 @@ def observe_nodes(
         entries,
         log_odds,
         *trees,
-        slope,
+        slopes,
         biases,
         sums,
         SLOTS=slots,
@@ -192,4 +203,5 @@ def observe_nodes(
         COLUMNS=COLUMNS,
         num_warps=1 if block <= 32 else 4,
     )
-    _add_sums[(triton.cdiv(num, TILE),)](sums, statistics, requests, num, TILE=TILE, num_warps=4)
+    tiles = triton.cdiv(2 * num, TILE)
+    _add_sums[(tiles,)](sums, trees.temperatures, statistics, requests, num, TILE=TILE, num_warps=4)

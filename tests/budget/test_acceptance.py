@@ -16,7 +16,7 @@ from vllm_redrafter.budget.acceptance import (
     RefitSchedule,
     SurvivalProfile,
 )
-from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling
 
 
 def observations(
@@ -95,42 +95,47 @@ def test_refits_wait_twice_as_long_each_time_up_to_the_longest() -> None:
 def test_a_draft_moves_what_it_explored_and_the_rest_moves_along() -> None:
     usual = SurvivalProfile(4, 3).survival
     profile = SurvivalProfile(4, 3)
-    profile.drafted(usual[None, :2, :1] / 2.0)
-    moved = profile.survival / usual
+    profile.drafted(usual[:1, :2, :1] / 2.0, GREEDY)
+    greedy, of_sampled = profile.survival / usual
     # As one of so many drafts.
     expected = 1.0 - 0.5 / (STARTING_WEIGHT + 1)
-    assert moved == pytest.approx(np.full((4, 3), expected))
+    assert greedy == pytest.approx(np.full((4, 3), expected))
+    assert (of_sampled == 1.0).all()
 
 
 def test_an_acceptance_ratio_is_learned_from_what_was_accepted() -> None:
     profile = SurvivalProfile(2, 1)
-    assert profile.acceptance_ratio == 1.0
+    assert profile.acceptance_ratio.tolist() == [1.0, 1.0]
     for _ in range(2000):
-        profile.verified(expected=10.0, accepted=8.0)
-    assert profile.acceptance_ratio == pytest.approx(0.8, abs=0.02)
+        profile.verified(expected=(10.0, 5.0), accepted=(8.0, 2.0))
+    assert profile.acceptance_ratio == pytest.approx([0.8, 0.4], abs=0.05)
 
 
+GREEDY = np.zeros(1, dtype=np.bool_)
 RECORD = AcceptanceRecord(0.9, (0.3, -0.4), ((0.6, 0.2), (0.3, 0.1)))
 
 
 def test_a_profile_begins_with_what_was_recorded_and_goes_on_in_the_usual_shape() -> None:
-    usual = SurvivalProfile(4, 3).survival
-    profile = SurvivalProfile(4, 3, RECORD)
-    assert profile.survival[:2, :2] == pytest.approx(np.array(RECORD.survival))
-    assert profile.survival[2:] == pytest.approx(usual[2:] * 0.3 / usual[1, 0])
-    assert profile.survival[:2, 2] == pytest.approx(usual[:2, 2] * [0.6, 0.3] / usual[:2, 0])
-    assert SurvivalProfile(1, 1, RECORD).survival == pytest.approx(np.array([[0.6]]))
+    usual = SurvivalProfile(4, 3).survival[1]
+    survival = SurvivalProfile(4, 3, PerSampling(RECORD)).survival[1]
+    assert survival[:2, :2] == pytest.approx(np.array(RECORD.survival))
+    assert survival[2:] == pytest.approx(usual[2:] * 0.3 / usual[1, 0])
+    assert survival[:2, 2] == pytest.approx(usual[:2, 2] * [0.6, 0.3] / usual[:2, 0])
+    assert SurvivalProfile(1, 1, PerSampling(RECORD)).survival[0] == pytest.approx(0.6)
 
 
 def test_a_record_of_nodes_that_were_never_accepted_leaves_room_to_learn() -> None:
-    profile = SurvivalProfile(2, 2, AcceptanceRecord(0.5, (-9.0,), ((0.0, 0.0),)))
-    profile.drafted(np.full((64, 1, 2), 0.8))
+    never = AcceptanceRecord(0.5, (-9.0,), ((0.0, 0.0),))
+    profile = SurvivalProfile(2, 2, PerSampling(never))
+    profile.drafted(np.full((64, 1, 2), 0.8), GREEDY.repeat(64))
     assert np.isfinite(profile.survival).all()
-    assert profile.survival[0] == pytest.approx([0.64, 0.64])
+    assert profile.survival[0, 0] == pytest.approx([0.64, 0.64])
 
 
 def test_an_estimator_begins_with_what_was_recorded_as_firmly_as_it_holds_anything() -> None:
-    estimator = AcceptanceEstimator(3, record=RECORD)
-    assert estimator.slope.tolist() == pytest.approx([0.9])
-    assert estimator.biases.tolist() == pytest.approx([0.3, -0.4, -0.4])
-    assert estimator.learned.tolist() == [DAMPING_OBSERVATIONS] * 3
+    """The record of one kind stands for the other, too."""
+    estimator = AcceptanceEstimator(3, kinds=(2,))
+    estimator.start_from(PerSampling(sampled=RECORD))
+    for slope, biases in zip(estimator.slope, estimator.biases, strict=True):
+        assert [*slope.tolist(), *biases.tolist()] == pytest.approx([0.9, 0.3, -0.4, -0.4])
+    assert estimator.learned.tolist() == [[DAMPING_OBSERVATIONS] * 3] * 2

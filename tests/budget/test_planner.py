@@ -92,14 +92,14 @@ def test_a_drafter_that_becomes_good_is_used_and_one_that_becomes_useless_is_lef
 def test_greedy_and_sampled_requests_have_their_own_profile() -> None:
     table = machine(0.1)
     planner = BatchPlanner(CONFIG, table, 32)
-    before = [profile.survival.copy() for profile in planner.profiles]
+    before = planner.profile.survival.copy()
     run(planner, Machine(table), 4, 0.9, 100, samples=True)
-    greedy, of_sampled = planner.profiles
-    assert np.array_equal(greedy.survival, before[0])
-    assert of_sampled.survival[0, 0] > before[1][0, 0]
-    planner.verified((0.0, 100.0), (0.0, 50.0))
-    verify_costs = planner.verify_costs(4)
-    assert verify_costs.sampled_ratio < verify_costs.greedy_ratio == 1.0
+    greedy, of_sampled = planner.profile.survival
+    assert np.array_equal(greedy, before[0])
+    assert of_sampled[0, 0] > before[1, 0, 0]
+    planner.profile.verified((0.0, 100.0), (0.0, 50.0))
+    greedy_ratio, sampled_ratio = planner.verify_costs(4).ratios
+    assert sampled_ratio < greedy_ratio == 1.0
 
 
 def test_no_more_is_searched_than_may_be_verified() -> None:

@@ -137,7 +137,7 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
     requests, length = 8, 4
     nodes, sampled = draft_nodes(search(requests, length, 6)), np.arange(requests) % 3 == 1
     rows = requests * (MAX_NODES + 1)
-    costs = VerifyCosts(0.9, 0.6, 0.2, 1.0 + row * np.arange(rows + 1), 0.9, least)
+    costs = VerifyCosts(np.array([0.9, 0.6]), 0.2, 1.0 + row * np.arange(rows + 1), 0.9, least)
     no_matches = np.zeros((2, LONGEST_MATCH, length), np.float32)
     calibration = np.array([0.4, 0.8], np.float32), np.zeros((2, length), np.float32), no_matches
     whole, (all_log_odds, _, all_survival, all_probable, visited, _) = rank(
@@ -146,7 +146,7 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
     found, (log_odds, _, survival, probable, explored, expected) = rank(
         nodes, calibration, sampled=sampled, costs=costs
     )
-    ratio = np.where(sampled, costs.sampled_ratio, costs.greedy_ratio)[:, None]
+    ratio = costs.ratios[sampled.astype(np.int64)][:, None]
     assert probable == pytest.approx(all_probable * ratio)
     kept, choice = best_trim(all_survival[:, 1:], sampled, costs)
     assert_same(found, first_nodes(whole, torch.from_numpy(kept + 1)))

@@ -78,14 +78,17 @@ def test_levels_grow_as_by_sorting(device: torch.device, width: int) -> None:
     assert (out.log_odds == GARBAGE).all() and (out.log_survival == GARBAGE).all()
 
 
+KNOWN = torch.zeros(2, 1), torch.zeros(2, 2), torch.zeros(1)
+"""Of one request: the parameters of greedy and sampled ones, and its temperature."""
+
+
 def test_dead_beams_stay_dead(device: torch.device) -> None:
     """A vocabulary of two tokens: the first level has two beams, the second four of five."""
     out = buffers(1, 2, 5, device)
     for level, beams in ((0, 1), (1, 5)):
         logits = torch.zeros(beams, 2)
         top = on(device, naive_top_candidates(logits, 5))
-        estimator = AcceptanceEstimator(2, device)
-        grow_beams(top, level, 1, out, survival=(estimator.slope, estimator.biases))
+        grow_beams(top, level, 1, out, survival=tuple(p.to(device) for p in KNOWN))
     live = out.log_probs[0] > -torch.inf
     assert live.sum(dim=1).tolist() == [2, 4]
     assert torch.equal(out.log_survival[0] > -torch.inf, live)
@@ -93,16 +96,19 @@ def test_dead_beams_stay_dead(device: torch.device) -> None:
 
 
 def test_log_odds_and_survival_are_the_budget_s(device: torch.device) -> None:
+    """Of a greedy request, and of one that samples."""
     width, length, requests = 4, 3, 2
-    estimator = AcceptanceEstimator(length, device)
-    estimator.biases.copy_(torch.tensor([0.3, -0.2, -1.0]))
+    estimator = AcceptanceEstimator(length + 1, device, kinds=(2,))
+    estimator.slope.copy_(torch.tensor([[0.8], [0.4]]))
+    estimator.biases.copy_(torch.tensor([[-0.3, 0.1, 0.2, 0.0], [0.4, 0.3, -0.2, 0.0]]))
+    survival = estimator.slope, estimator.biases, torch.tensor([0.0, 0.7], device=device)
     out = buffers(requests, length, width, device)
     for level in range(length):
         logits = 4 * torch.randn(requests * (width if level else 1), 60)
         if level == 1:
             logits[0, 3] = 40.0  # certain: the log-odds are at their limit
         top = on(device, naive_top_candidates(logits, width))
-        grow_beams(top, level, requests, out, survival=(estimator.slope, estimator.biases))
+        grow_beams(top, level, requests, out, survival=survival)
     log_odds = log_odds_of(out.log_probs, out.back_pointers)
     expected = estimator.log_survival(log_odds, out.log_probs, out.back_pointers)
     # The reference takes the probability given the parent back out of sums, with their rounding.
@@ -120,8 +126,7 @@ def test_log_odds_of_any_probability_are_those_of_float64(device: torch.device) 
     tokens = torch.arange(len(log_q), dtype=torch.int32)[None]
     in_order = log_q.flip(0)[None]
     top = on(device, TopTokens(in_order, tokens, torch.zeros(1)))
-    estimator = AcceptanceEstimator(1, device)
-    grow_beams(top, 0, 1, out, survival=(estimator.slope, estimator.biases))
+    grow_beams(top, 0, 1, out, survival=tuple(p.to(device) for p in KNOWN))
     exact = in_order.double() - torch.log(-torch.expm1(in_order.double()))
     limit = acceptance.MAX_LOG_ODDS
     torch.testing.assert_close(out.log_odds[0].cpu(), exact.clamp(-limit, limit).float())
@@ -134,8 +139,9 @@ def test_log_odds_of_any_probability_are_those_of_float64(device: torch.device) 
         ({"level": 2}, "level"),
         ({"level": 1}, "top.logits"),
         ({"top": TopTokens(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2))}, "top.tokens"),
-        ({"survival": (torch.zeros(2), torch.zeros(2))}, "survival's slope"),
-        ({"survival": (torch.zeros(1), torch.zeros(1))}, "survival's biases"),
+        ({"survival": (torch.zeros(2), *KNOWN[1:])}, "survival's slopes"),
+        ({"survival": (KNOWN[0], torch.zeros(2, 1), KNOWN[2])}, "survival's biases"),
+        ({"survival": KNOWN}, "survival's temperatures"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu import torch_drafting
 from redrafter_testing.gpu.torch_drafting import judged_and_accepted
-from vllm_redrafter.budget.acceptance import AcceptanceEstimator
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH
@@ -27,7 +27,7 @@ DEPTH = 3
 def random_step(
     requests: int, slots: int, device: torch.device, seed: int = 0
 ) -> tuple[VerifiedTrees, Tensor, Tensor]:
-    """Random trees of which paths from the root were walked: (trees, entries, log_odds)."""
+    """Trees of which paths were walked: (trees, entries, log_odds); every other request samples."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(high: int, *size: int) -> Tensor:
@@ -48,21 +48,12 @@ def random_step(
             walked.append(int(parents[request, walked[-1]]))
         path[request, : len(walked)] = torch.tensor(walked[::-1])
     tokens = random(10, requests, slots) - 1
-    trees = VerifiedTrees(tokens, parents, depths, random(slots + 1, requests), path)
+    num_verified, temperatures = random(slots + 1, requests), 0.7 * (torch.arange(requests) % 2)
+    trees = VerifiedTrees(tokens, parents, depths, num_verified, path, temperatures)
     log_odds = 8 * torch.randn(requests + 2, slots, generator=generator)
     log_odds[0, 1] = torch.nan
     entries = torch.arange(requests).flip(0) + 1
     return VerifiedTrees(*(t.to(device) for t in trees)), entries.to(device), log_odds.to(device)
-
-
-def expected_statistics(
-    estimator: AcceptanceEstimator, trees: VerifiedTrees, entries: Tensor, log_odds: Tensor
-) -> Tensor:
-    """The estimator's own sums; nodes that are on a path alone left out."""
-    judged, accepted = (part.cpu() for part in judged_and_accepted(trees, len(entries)))
-    own = log_odds[entries].cpu()
-    estimator.observe(own, trees.depths.cpu(), judged & (own != -torch.inf), accepted)
-    return estimator.statistics
 
 
 @pytest.mark.parametrize(("requests", "slots"), [(1, 2), (3, 13)])
@@ -71,20 +62,20 @@ def test_statistics_are_the_estimator_s(
 ) -> None:
     """Two steps, so that they are added up; more requests than are added at a time."""
     monkeypatch.setattr(nodes_kernel, "TILE", 2)
-    reference = AcceptanceEstimator(DEPTHS)
-    reference.biases.copy_(torch.tensor([0.5, -0.2, 0.1, -1.0]))
-    slope, biases = reference.slope.to(device), reference.biases.to(device)
-    statistics = torch.zeros(DEPTHS, COLUMNS, device=device)
+    slopes = torch.tensor([[0.5], [0.9]], device=device)
+    biases = torch.tensor([[0.5, -0.2, 0.1, -1.0], [0.1, 0.3, -1.2, 0.6]], device=device)
+    statistics, expected = torch.zeros(2, 2, DEPTHS, COLUMNS, device=device)
     sums = torch.full((requests + 1, DEPTHS, COLUMNS), torch.nan, device=device)
     for seed in range(2):
         trees, entries, log_odds = random_step(requests, slots, device, seed)
         log_odds[:, 2::5] = -torch.inf  # nodes that the drafter did not find
-        observe_nodes(entries, log_odds, trees, slope, biases, sums, statistics)
-        expected = expected_statistics(reference, trees, entries, log_odds)
-    torch.testing.assert_close(statistics.cpu(), expected, rtol=1e-4, atol=1e-4)
+        given = entries, log_odds, trees, slopes, biases, sums
+        observe_nodes(*given, statistics)
+        torch_drafting.observe_nodes(*given, expected)
+    torch.testing.assert_close(statistics, expected, rtol=1e-4, atol=1e-4)
     assert sums[requests:].isnan().all(), "another request's is written"
     if requests > 1:
-        assert statistics[:, 5].sum() > 5, "hardly anything was judged"
+        assert (statistics[:, :, 5].sum(1) > 5).all(), "hardly anything was judged"
 
 
 def prior(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -114,26 +105,17 @@ def test_probabilities_are_those_of_the_cpu_engine(
     monkeypatch.setattr("vllm_redrafter.drafting.acceptance_model.MEMORY", memory)
     reference = MatchAcceptance(DEPTH)
     counts, probabilities = prior(device)
-    temperatures = torch.tensor([0.0, 0.8, 0.0, 1.0, 1.0, 0.0, 0.3])[:requests]
     observed = 0
     for seed in range(steps):
         trees, entries, _ = random_step(requests, slots, device, seed)
         match_lengths = lengths_of(requests + 2, slots, seed)
-        observe_matches(
-            entries,
-            match_lengths.to(device),
-            trees,
-            temperatures.to(device),
-            memory,
-            counts,
-            probabilities,
-        )
+        observe_matches(entries, match_lengths.to(device), trees, memory, counts, probabilities)
         judged, accepted = (part.cpu() for part in judged_and_accepted(trees, len(entries)))
         depths, own = trees.depths.cpu(), match_lengths[entries.cpu()]
         judged &= (own > 0) & (depths <= DEPTH)
         request, _ = judged.nonzero(as_tuple=True)
         reference.observe(
-            (temperatures > 0)[request].numpy(),
+            (trees.temperatures.cpu() > 0)[request].numpy(),
             own[judged].long().numpy(),
             depths[judged].numpy(),
             accepted[judged].numpy(),
@@ -159,23 +141,22 @@ ENTRIES = [
         *ENTRIES,
         ({"log_odds": torch.zeros(4, 5).double()}, "log_odds"),
         ({"sums": torch.zeros(2, 3)}, "sums"),
-        ({"statistics": torch.zeros(3)}, "statistics"),
+        ({"statistics": torch.zeros(DEPTHS, COLUMNS)}, "statistics"),
     ],
 )
 def test_nodes_that_do_not_fit_are_named(changed: dict[str, Any], named: str) -> None:
     trees, entries, log_odds = random_step(2, 5, torch.device("cpu"))
     arguments: dict[str, Any] = {"entries": entries, "trees": trees, "log_odds": log_odds}
-    arguments |= {"slope": torch.zeros(1), "biases": torch.zeros(DEPTHS)}
+    arguments |= {"slopes": torch.zeros(2, 1), "biases": torch.zeros(2, DEPTHS)}
     arguments |= {"sums": torch.zeros(2, DEPTHS, COLUMNS)}
     with pytest.raises(ValueError, match=named):
-        observe_nodes(**{**arguments, "statistics": torch.zeros(DEPTHS, COLUMNS), **changed})
+        observe_nodes(**{**arguments, "statistics": torch.zeros(2, DEPTHS, COLUMNS), **changed})
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         *ENTRIES,
-        ({"temperatures": torch.zeros(3)}, "temperatures"),
         (
             {"counts": torch.zeros(2, 5, 5, 2), "probabilities": torch.zeros(2, 5, 5)},
             "probabilities: of 5 depths",
@@ -187,6 +168,6 @@ def test_matches_that_do_not_fit_are_named(changed: dict[str, Any], named: str) 
     counts, probabilities = prior(torch.device("cpu"))
     arguments: dict[str, Any] = {"entries": entries, "trees": trees, "memory": MEMORY}
     arguments |= {"counts": counts, "probabilities": probabilities}
-    arguments |= {"match_lengths": torch.zeros(4, 5).int(), "temperatures": torch.zeros(2)}
+    arguments |= {"match_lengths": torch.zeros(4, 5).int()}
     with pytest.raises(ValueError, match=named):
         observe_matches(**arguments | changed)

@@ -18,14 +18,16 @@ parameters so far that nothing is ever verified again.
 
 from __future__ import annotations
 
-import math
+from functools import partial
+from types import EllipsisType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.choice import Floats
-from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
+from vllm_redrafter.budget.choice import Flags, Floats
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 
 MAX_LOG_ODDS = 40.0
 INITIAL_SLOPE = 0.5
@@ -63,45 +65,44 @@ def log_odds_of(log_probs: Tensor, back_pointers: Tensor) -> Tensor:
 
 
 class AcceptanceEstimator:
-    """The logistic model of acceptance, its statistics and its refit.
+    """The logistic model of acceptance, its statistics and its refit; of several kinds at once.
 
     All state lives in tensors that are changed in place, and nothing waits for the device, so
     that CUDA graphs can hold it. Sums over observations are matrix products: they come out the
     same on every rank of a tensor-parallel group.
 
     Attributes:
-        slope: [1] float32, w.
-        biases: [L] float32, b of depths 1 to L.
-        statistics: [L, 6] float32, what `observe` adds to and `refit` reads; so does
-            `triton_kernels/observe_nodes.py`.
-        learned: [L] float32, by depth, how many observations the bias was learned from; at most
-            DAMPING_OBSERVATIONS.
+        slope: [*kinds, 1] float32, w.
+        biases: [*kinds, L] float32, b of depths 1 to L.
+        statistics: [*kinds, L, 6] float32, what `observe` adds to, or for kinds of requests
+            `triton_kernels/observe_nodes.py`; `refit` reads it.
+        learned: [*kinds, L] float32, by depth, how many observations the bias was learned from; at
+            most DAMPING_OBSERVATIONS.
     """
 
     def __init__(
         self,
         max_depth: int,
         device: torch.device | str = "cpu",
-        record: AcceptanceRecord | None = None,
+        kinds: tuple[int, ...] = (),
     ) -> None:
-        """For nodes of depths 1 to `max_depth`: start with what was measured, or the constants."""
-        make = {"dtype": torch.float32, "device": device}
-        self.slope = torch.full((1,), INITIAL_SLOPE, **make)  # type: ignore[call-overload]
-        self.biases = torch.full((max_depth,), INITIAL_BIAS, **make)  # type: ignore[call-overload]
+        """For nodes of depths 1 to `max_depth`; begin with the constants."""
+        self.slope = torch.full((*kinds, 1), INITIAL_SLOPE, device=device)
+        self.biases = torch.full((*kinds, max_depth), INITIAL_BIAS, device=device)
         self._depths = torch.arange(1, max_depth + 1, device=device)
         # By depth: the information matrix's a, b, c, the gradient's g0, g1, and the count.
-        self.statistics = torch.zeros(max_depth, 6, **make)  # type: ignore[call-overload]
-        self.learned = torch.zeros(max_depth, **make)  # type: ignore[call-overload]
-        if record is not None:
-            self.start_from(record)
+        self.statistics = torch.zeros(*kinds, max_depth, 6, device=device)
+        self.learned = torch.zeros_like(self.biases)
 
-    def start_from(self, record: AcceptanceRecord) -> None:
-        """Begin with what was measured; deeper nodes are as its deepest ones."""
-        depths, last = self.biases.shape[0], record.biases[-1]
-        biases = [*record.biases[:depths], *[last] * (depths - len(record.biases))]
-        self.slope.fill_(record.slope)
-        self.biases.copy_(torch.tensor(biases))
-        self.learned.fill_(DAMPING_OBSERVATIONS)
+    def start_from(self, recorded: PerSampling) -> None:
+        """Begin with what was measured of two kinds; deeper nodes are as the deepest ones."""
+        for kind, record in enumerate(recorded.with_fallback()):
+            if record is not None:
+                biases, depths = record.biases, self.biases.shape[-1]
+                deeper = [biases[-1]] * (depths - len(biases))
+                self.slope[kind].fill_(record.slope)
+                self.biases[kind].copy_(torch.tensor([*biases[:depths], *deeper]))
+                self.learned[kind].fill_(DAMPING_OBSERVATIONS)
 
     def log_survival(self, log_odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
         """The log of the survival probability of every explored node; all are [R, L, W].
@@ -110,7 +111,7 @@ class AcceptanceEstimator:
         """
         length = log_odds.shape[1]
         given_parent = torch.nn.functional.logsigmoid(
-            self.slope * log_odds + self.biases[:length, None]
+            self.slope[..., None] * log_odds + self.biases[..., :length, None]
         )
         levels = [given_parent[:, 0]]
         for level in range(1, length):
@@ -120,7 +121,7 @@ class AcceptanceEstimator:
         return survival.masked_fill(log_probs == -torch.inf, -torch.inf)
 
     def observe(self, log_odds: Tensor, depths: Tensor, judged: Tensor, accepted: Tensor) -> None:
-        """Add a step's nodes to the statistics.
+        """Add a step's nodes to the statistics of the only kind.
 
         Args:
             log_odds: [...], the draft's log-odds of each node.
@@ -147,26 +148,29 @@ class AcceptanceEstimator:
         ]
         self.statistics += by_depth @ torch.stack(columns, dim=1)
 
-    def refit(self) -> None:
-        """One damped Newton step on the statistics gathered since the last, which begin anew.
+    def refit(self, kind: int | EllipsisType = ...) -> None:
+        """One damped Newton step of a kind, or each, on the statistics gathered since the last,
+        which begin anew.
 
         The information matrix is an arrowhead (one slope, a bias per depth): it is solved by
         eliminating the biases.
         """
-        a, b, c, g0, g1, count = self.statistics.unbind(dim=1)
+        a, b, c, g0, g1, count = self.statistics[kind].unbind(dim=-1)
+        slope, biases, learned = self.slope[kind], self.biases[kind], self.learned[kind]
         c = c + RIDGE
-        step = (g0.sum() - (b * g1 / c).sum()) / (a.sum() + RIDGE - (b * b / c).sum())
-        total = count.sum()
-        damping = (self.learned.sum() + INITIAL_OBSERVATIONS).clamp(max=DAMPING_OBSERVATIONS)
+        added = partial(torch.sum, dim=-1, keepdim=True)
+        step = added(g0 - b * g1 / c) / (added(a - b * b / c) + RIDGE)
+        total = added(count)
+        damping = (added(learned) + INITIAL_OBSERVATIONS).clamp(max=DAMPING_OBSERVATIONS)
         step = (step * total / (total + damping)).nan_to_num(0.0, 0.0, 0.0)
         # A draft that is more probable is not less probable to be accepted.
-        step = torch.maximum(step.clamp(-MAX_SLOPE_STEP, MAX_SLOPE_STEP), -self.slope)
-        damping = (self.learned + INITIAL_OBSERVATIONS).clamp(max=DAMPING_OBSERVATIONS)
+        step = torch.maximum(step.clamp(-MAX_SLOPE_STEP, MAX_SLOPE_STEP), -slope)
+        damping = (learned + INITIAL_OBSERVATIONS).clamp(max=DAMPING_OBSERVATIONS)
         bias_step = (g1 - b * step) / c * count / (count + damping)
-        self.slope += step
-        self.biases += bias_step.nan_to_num(0.0, 0.0, 0.0).clamp(-MAX_BIAS_STEP, MAX_BIAS_STEP)
-        self.learned.add_(count.nan_to_num(0.0)).clamp_(max=DAMPING_OBSERVATIONS)
-        self.statistics.zero_()
+        slope += step
+        biases += bias_step.nan_to_num(0.0, 0.0, 0.0).clamp(-MAX_BIAS_STEP, MAX_BIAS_STEP)
+        learned.add_(count.nan_to_num(0.0)).clamp_(max=DAMPING_OBSERVATIONS)
+        self.statistics[kind].zero_()
 
 
 class RefitSchedule:
@@ -186,60 +190,74 @@ class RefitSchedule:
 
 
 class SurvivalProfile:
-    """How probable the nodes of the next search are to be accepted, before it is made.
+    """How probable the nodes of the next search are to be accepted, before it is made: those of
+    greedy requests, and of sampled ones.
 
     Attributes:
-        survival: [L, W] by level and rank within it, running means over drafts.
+        survival: [2, L, W] by level and rank within it, running means over drafts.
     """
 
     def __init__(
-        self, beam_length: int, beam_width: int, record: AcceptanceRecord | None = None
+        self, beam_length: int, beam_width: int, recorded: PerSampling = NOTHING_RECORDED
     ) -> None:
         """Begin with what was measured of the drafter, if it was, for searches of up to [L, W]."""
         levels, ranks = np.arange(1, beam_length + 1), np.arange(beam_width)
         # Of a drafter of which nothing is known: like the shipped one's.
-        self.survival = np.asarray(0.5 ** levels[:, None] * 0.35**ranks)
-        if record is not None:
-            self._move(np.array(record.survival)[:beam_length, :beam_width], 1.0)
-        self._drafted = STARTING_WEIGHT
-        self._expected = self._accepted = 0.0
+        self.survival = np.stack([0.5 ** levels[:, None] * 0.35**ranks] * 2)
+        for survival, record in zip(self.survival, recorded.with_fallback(), strict=True):
+            if record is not None:
+                _move(survival, np.array(record.survival)[:beam_length, :beam_width], 1.0)
+        self._drafted = np.full(2, STARTING_WEIGHT)
+        # Expected and accepted nodes, by kind.
+        self._judged = np.zeros((2, 2))
 
-    def drafted(self, survival: Floats) -> None:
-        """Learn from a draft: [R, L', W'] survival probabilities of what it explored.
+    def drafted(self, survival: Floats, sampled: Flags) -> None:
+        """Learn from a draft: [R, L', W'] survival probabilities of what it explored, and [R], of
+        requests that sample.
 
         What it did not explore moves along: deeper levels with the last one explored, lower ranks
         with the best of their level. How probable a node is given its parent changes less from text
         to text than how probable the parent is.
         """
-        requests = survival.shape[0]
-        self._drafted += requests
-        self._move(survival.mean(axis=0), max(requests / self._drafted, 1.0 / HORIZON))
-
-    def _move(self, explored: Floats, rate: float) -> None:
-        """Towards [L', W'] of what was explored."""
-        length, width = explored.shape
-        best = self.survival[:, :1]
-        before = best.copy()
-        self.survival[:length, :width] += rate * (explored - self.survival[:length, :width])
-        np.maximum(self.survival, LEAST_SURVIVAL, out=self.survival)
-        best[length:] *= best[length - 1] / before[length - 1]
-        rest = self.survival[:, 1:]
-        rest[:length, width - 1 :] *= (best / before)[:length]
-        rest[length:] *= (best / before)[length:]
-        np.minimum(self.survival, 1.0, out=self.survival)
+        for kind, known in enumerate(self.survival):
+            explored = survival[sampled == kind]
+            if requests := len(explored):
+                self._drafted[kind] += requests
+                rate = max(requests / self._drafted[kind], 1.0 / HORIZON)
+                _move(known, explored.mean(axis=0), rate)
 
     def fade(self) -> None:
         """Nothing was drafted for long: what was learned before counts as little as a beginning."""
-        self._drafted = min(self._drafted, STARTING_WEIGHT)
+        np.minimum(self._drafted, STARTING_WEIGHT, out=self._drafted)
 
-    def verified(self, expected: float, accepted: float) -> None:
-        """Learn how many nodes were accepted where so many were expected to be."""
-        kept = math.exp(-expected / EXPECTED_NODES)
-        self._expected = kept * self._expected + expected
-        self._accepted = kept * self._accepted + accepted
+    def verified(self, expected: npt.ArrayLike, accepted: npt.ArrayLike) -> None:
+        """Learn how many nodes were accepted where so many were expected to be; [2] each."""
+        judged = np.stack([expected, accepted])
+        self._judged = np.exp(-judged[0] / EXPECTED_NODES) * self._judged + judged
 
     @property
-    def acceptance_ratio(self) -> float:
-        """What survival probabilities are to be multiplied by: those verified are the ones of which
-        a calibration thinks most, by some percent too much."""
-        return (self._accepted + RATIO_NODES) / (self._expected + RATIO_NODES)
+    def acceptance_ratio(self) -> Floats:
+        """[2] what survival probabilities are to be multiplied by: those verified are the ones of
+        which a calibration thinks most, by some percent too much."""
+        expected, accepted = self._judged + RATIO_NODES
+        return np.asarray(accepted / expected)
+
+    def mean(self, sampled: Flags) -> Floats:
+        """[L, W] of a batch's requests, of which those `sampled` [N] sample; by the ratio."""
+        share = np.count_nonzero(sampled) / len(sampled)
+        greedy, of_sampled = self.acceptance_ratio[:, None, None] * self.survival
+        return np.asarray((1.0 - share) * greedy + share * of_sampled)
+
+
+def _move(known: Floats, explored: Floats, rate: float) -> None:
+    """Move [L, W] towards [L', W'] of what was explored."""
+    length, width = explored.shape
+    best = known[:, :1]
+    before = best.copy()
+    known[:length, :width] += rate * (explored - known[:length, :width])
+    np.maximum(known, LEAST_SURVIVAL, out=known)
+    best[length:] *= best[length - 1] / before[length - 1]
+    rest = known[:, 1:]
+    rest[:length, width - 1 :] *= (best / before)[:length]
+    rest[length:] *= (best / before)[length:]
+    np.minimum(known, 1.0, out=known)

@@ -34,16 +34,14 @@ class VerifyCosts(NamedTuple):
     """What verifying the nodes costs, and what their survival is worth.
 
     Attributes:
-        greedy_ratio, sampled_ratio: what survival probabilities of greedy and of sampled requests
-            are multiplied by.
+        ratios: [2], what survival of greedy and of sampled requests is multiplied by.
         draft_seconds: D.
         verify_seconds: [rows] float64: V of 0, 1, 2... rows, as many as there may be.
         nothing_seconds: V where nothing is verified.
         least: the smallest budget, as far as there are nodes.
     """
 
-    greedy_ratio: float
-    sampled_ratio: float
+    ratios: Floats
     draft_seconds: float
     verify_seconds: Floats
     nothing_seconds: float
@@ -52,7 +50,7 @@ class VerifyCosts(NamedTuple):
 
 def verify_everything(rows: int) -> VerifyCosts:
     """VerifyCosts by which all nodes are verified, of up to so many rows."""
-    return VerifyCosts(1.0, 1.0, 0.0, np.ones(rows + 1), 1.0, rows)
+    return VerifyCosts(np.ones(2), 0.0, np.ones(rows + 1), 1.0, rows)
 
 
 def best_budget(

@@ -9,19 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from vllm_redrafter.budget.choice import Floats
 from vllm_redrafter.tree.policy import SearchShape
 
 KINDS = DRAFT, PLAIN, CHAINS, TREES = range(4)
 """Drafts, and the kinds of steps that costs distinguish: trees take tree attention."""
 MEMORY = 16
 """Samples that a factor is the median of."""
-
-Floats = npt.NDArray[np.floating[Any]]
 
 
 class DraftCost(NamedTuple):

@@ -42,12 +42,10 @@ class Step(NamedTuple):
     Attributes:
         arm: its number; 0 is plain decoding.
         explores: another arm is expected to yield more.
-        steps: for how many steps it is settled, this one included, while the batch stays alike.
     """
 
     arm: int
     explores: bool
-    steps: int
 
 
 @dataclass
@@ -79,7 +77,7 @@ class ArmChoice:
         self._buckets: dict[Hashable, _Bucket] = {}
         self._clock, self._left = 0, 0
         self._at: Hashable = None
-        self._step = Step(0, False, 0)
+        self._step = Step(0, False)
 
     def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
         """The step that begins; to be asked for once in each.
@@ -95,7 +93,7 @@ class ArmChoice:
             self._step, self._at = self._choose(at, rates()), at
             self._left = BLOCK - 1
         self._buckets[at].ran[self._step.arm] = self._clock
-        return self._step._replace(steps=1 + self._left)
+        return self._step
 
     def pass_step(self) -> bool:
         """Whether the next step of the same batch runs the same, without being planned."""
@@ -112,7 +110,7 @@ class ArmChoice:
             known.best, known.interval = best, FIRST_INTERVAL
         others = [arm for arm in self._explored if arm != known.best and rates[arm] > 0]
         if not others:
-            return Step(known.best, False, BLOCK)
+            return Step(known.best, False)
         # Of arms that were never run, those that draft the most come first.
         other = max(others, key=lambda arm: (arm not in known.ran, -known.ran.get(arm, -arm)))
         lost = BLOCK * (1.0 - rates[other] / rates[known.best])
@@ -120,10 +118,10 @@ class ArmChoice:
         # Begin with what drafts the most: it tells how wrong the start-up's measures are. Of plain
         # steps they tell that nothing is faster.
         if (self._clock > 1 or not other) and self._clock - known.explored < wait:
-            return Step(known.best, False, BLOCK)
+            return Step(known.best, False)
         known.explored = self._clock + BLOCK
         known.interval = min(2 * known.interval, LONGEST_INTERVAL)
-        return Step(other, True, BLOCK)
+        return Step(other, True)
 
 
 class BatchPlanner:
@@ -132,7 +130,7 @@ class BatchPlanner:
     Attributes:
         config: the most that is drafted.
         times: what steps and drafts take.
-        profiles: what drafts are worth to greedy requests, and to sampled ones.
+        profile: what drafts are worth to greedy requests, and to sampled ones.
         shape: of the search that the last plan was; None for plain decoding.
     """
 
@@ -152,8 +150,7 @@ class BatchPlanner:
         """
         self.config = config
         self.times = StepTimes(costs, max_requests * (config.num_speculative_tokens + 1))
-        shape = config.beam_length, config.beam_width
-        self.profiles = [SurvivalProfile(*shape, record) for record in recorded.with_fallback()]
+        self.profile = SurvivalProfile(config.beam_length, config.beam_width, recorded)
         has_drafter = any(cost.beam_length for cost in costs.draft)
         self.arms = (None, *arms_of(config, has_drafter))
         longest = max((arm.beam_length for arm in self.arms if arm is not None), default=0)
@@ -164,8 +161,8 @@ class BatchPlanner:
         self._alone = {CHAINS: _Gain(), TREES: _Gain()}
         self._beside = {CHAINS: _Gain(), TREES: _Gain()}
         self._matched_drafts = 0
-        # Of the last plan: requests, those of them that sample, and the most nodes of each.
-        self._batch = 1, 0, config.num_speculative_tokens
+        # Of the last plan: the requests that sample, and the most nodes of each.
+        self._batch = np.zeros(1, dtype=np.bool_), config.num_speculative_tokens
         self.shape: SearchShape | None = None
         self._explores = False
         # Steps since what is run changed between drafting and not.
@@ -178,14 +175,12 @@ class BatchPlanner:
             sampled: [N] bool, of the requests that have drawn a token: those that sample it.
             max_nodes: what the next step can verify per request; at least 1.
         """
-        requests, of_sampled = sampled.shape[0], int(np.count_nonzero(sampled))
-        at = bucket(requests), of_sampled > 0, of_sampled < requests, max_nodes
-        self._batch = requests, of_sampled, max_nodes
+        at = bucket(len(sampled)), bool(sampled.any()), bool(sampled.all()), max_nodes
+        self._batch = sampled, max_nodes
         step = self._choice.next(at, self._rates)
         shape = self.arms[step.arm]
         if shape is not None and self.shape is None and self._settled >= HORIZON:
-            for profile in self.profiles:
-                profile.fade()
+            self.profile.fade()
         self._settled = self._settled + 1 if (shape is None) == (self.shape is None) else 0
         self.shape, self._explores = shape, step.explores
         return shape
@@ -205,10 +200,8 @@ class BatchPlanner:
         verify = self.times.step_seconds(kind, requests)[: rows + 1]
         # To verify nothing takes no branches.
         chains = verify if kind == CHAINS else self.times.step_seconds(CHAINS, requests)
-        greedy, of_sampled = self.profiles
         return VerifyCosts(
-            greedy.acceptance_ratio,
-            of_sampled.acceptance_ratio,
+            self.profile.acceptance_ratio,
             self.times.draft_seconds(self.shape, requests),
             verify,
             float(chains[requests]),
@@ -227,9 +220,7 @@ class BatchPlanner:
         assert self.shape is not None
         if self._settled >= UNCOUNTED:
             self.times.drafted(self.shape, survival.shape[0], seconds)
-        for profile, of_kind in zip(self.profiles, (~sampled, sampled), strict=True):
-            if of_kind.any():
-                profile.drafted(survival if of_kind.all() else survival[of_kind])
+        self.profile.drafted(survival, sampled)
 
     def matched(self, probable: Floats, alone: Floats) -> None:
         """Learn what paths found in the text are worth.
@@ -260,12 +251,6 @@ class BatchPlanner:
             gain = rate(probable, self.shape) / self._searched_rate(self.shape)
             self._beside[_kind_of(self.shape)].learn(gain)
 
-    def verified(self, expected: tuple[float, float], accepted: tuple[float, float]) -> None:
-        """Learn from a step how many nodes were accepted, and how many were to be, by their
-        survival probabilities: of greedy requests, and of sampled ones."""
-        for profile, *of_kind in zip(self.profiles, expected, accepted, strict=True):
-            profile.verified(*of_kind)
-
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
         if self._settled >= UNCOUNTED:
@@ -273,8 +258,8 @@ class BatchPlanner:
 
     def _rates(self) -> Floats:
         """Tokens per second of each arm."""
-        requests, _, max_nodes = self._batch
-        rates = [requests / self._plain_seconds(requests)]
+        sampled, max_nodes = self._batch
+        rates = [len(sampled) / self._plain_seconds(len(sampled))]
         largest = search_shape(self.config, max_nodes)
         for arm in self.arms[1:]:
             assert arm is not None
@@ -289,10 +274,8 @@ class BatchPlanner:
 
     def _searched_rate(self, arm: SearchShape) -> float:
         """Tokens per second of a search, of requests that are all alike."""
-        requests, of_sampled, max_nodes = self._batch
-        greedy, of_others = self.profiles
-        survival = (requests - of_sampled) / requests * greedy.acceptance_ratio * greedy.survival
-        survival += of_sampled / requests * of_others.acceptance_ratio * of_others.survival
+        sampled, max_nodes = self._batch
+        requests, survival = len(sampled), self.profile.mean(sampled)
         nodes = survival[: arm.beam_length, : arm.beam_width]
         draft = self.times.draft_seconds(arm, requests)
         verify = self.times.step_seconds(_kind_of(arm), requests)

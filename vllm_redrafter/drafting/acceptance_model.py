@@ -25,23 +25,20 @@ FIRST_REFIT, LONGEST_REFIT = 4, 16
 
 
 class AcceptanceModel:
-    """An `AcceptanceEstimator` of greedy requests, and one of sampled requests.
+    """An `AcceptanceEstimator` of greedy and of sampled requests.
 
     Attributes:
         slopes, biases: [2] and [2, L] float32, of either.
     """
 
     def __init__(self, max_depth: int, recorded: PerSampling = NOTHING_RECORDED) -> None:
-        self._estimators = [
-            AcceptanceEstimator(max_depth, record=record) for record in recorded.with_fallback()
-        ]
-        # Slope, biases and statistics of each, changed in place below.
-        self._states = [
-            (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
-        ]
-        self._refits = [RefitSchedule(FIRST_REFIT, LONGEST_REFIT) for _ in self._estimators]
-        self.slopes = np.stack([slope[0] for slope, *_ in self._states])
-        self.biases = np.stack([biases for _, biases, _ in self._states])
+        self._estimator = AcceptanceEstimator(max_depth, kinds=(2,))
+        self._estimator.start_from(recorded)
+        self._refits = [RefitSchedule(FIRST_REFIT, LONGEST_REFIT) for _ in range(2)]
+        # The same memory, which is changed in place.
+        self._statistics = self._estimator.statistics.numpy()
+        self.slopes = self._estimator.slope.numpy()[:, 0]
+        self.biases = self._estimator.biases.numpy()
 
     def observe(
         self,
@@ -51,12 +48,10 @@ class AcceptanceModel:
         accepted: Flags,
     ) -> None:
         """Learn from a step's judged nodes, [N] each; `sampled`: of requests that sample."""
-        for kind, state in enumerate(self._states):
-            nodes = _observe(sampled, log_odds, depths, accepted, kind == 1, *state)
-            if nodes and self._refits[kind].due():
-                self._estimators[kind].refit()
-                slope, biases, _ = state
-                self.slopes[kind], self.biases[kind] = slope[0], biases
+        nodes = sampled, log_odds, depths, accepted
+        for kind, state in enumerate(zip(self.slopes, self.biases, self._statistics, strict=True)):
+            if _observe(*nodes, kind == 1, *state) and self._refits[kind].due():
+                self._estimator.refit(kind)
 
 
 class MatchAcceptance:
@@ -96,7 +91,7 @@ def _observe(
     depths: Array,
     accepted: Flags,
     kind: bool,
-    slope: Array,
+    slope: float,
     biases: Array,
     statistics: Array,
 ) -> int:
@@ -108,7 +103,7 @@ def _observe(
         observed += 1
         f, at = log_odds[node], depths[node] - 1
         y = 1.0 if accepted[node] else 0.0
-        p = 1.0 / (1.0 + math.exp(-(slope[0] * f + biases[at])))
+        p = 1.0 / (1.0 + math.exp(-(slope * f + biases[at])))
         weight, residual = p * (1.0 - p), y - p
         statistics[at, 0] += weight * f * f
         statistics[at, 1] += weight * f

@@ -118,7 +118,7 @@ class Drafting:
         if self.planner is not None and request_ids == self._drafted:
             assert self._draft is not None
             drafted = self._draft.survival, self._draft.tree
-            self.planner.verified(*accepted_nodes(sampled, *drafted, tree, accepted))
+            self.planner.profile.verified(*accepted_nodes(sampled, *drafted, tree, accepted))
         if not self._sources:
             return
         slots = tree.tokens.shape[1]

@@ -66,7 +66,7 @@ def best_trees(
     probable = np.zeros(order.shape)
     width = tokens.shape[2]
     for r in range(len(roots)):
-        ratio = costs.sampled_ratio if sampled[r] else costs.greedy_ratio
+        ratio = costs.ratios[1 if sampled[r] else 0]
         survival[r, 0] = 1.0
         for node in range(1, num_nodes[r]):
             level, beam = order[r, node - 1] // width, order[r, node - 1] % width

@@ -67,6 +67,7 @@ def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
         meter=StepTimer(torch.device("cpu")),
         lengths=LENGTHS,
         depths=torch.zeros(SLOTS, K, dtype=torch.int32),
+        samples=np.zeros(SLOTS, dtype=np.bool_),
     )
     made.model.draft_costs = [np.full(SLOTS + 1, 0.2)] * len(LENGTHS)
     made.model.verify_costs = 1.0 + 0.001 * np.arange(ROWS + 1)
@@ -157,7 +158,15 @@ def test_a_batch_for_which_drafts_pay_drafts_at_once(budget: TreeBudget) -> None
     assert step(budget, GOOD, requests=2)[1]
 
 
-PATHS = 2, 3
+def test_greedy_and_sampled_requests_are_judged_each_by_their_own(budget: TreeBudget) -> None:
+    budget.samples[1] = True
+    steps(budget, 4, GOOD)
+    assert budget.expected == pytest.approx([np.cumprod(GOOD).sum()] * 2)
+    budget.judged.append((np.full(2, 900.0), np.array([900.0, 90.0])))
+    budget.model.verify_costs = 1.0 + 0.3 * np.arange(ROWS + 1)
+    assert steps(budget, 2 * BLOCK, GOOD, requests=1)[-1] == (K, True)
+    budget.samples[0] = True
+    assert steps(budget, 2 * BLOCK, GOOD, requests=1)[-1] == (0, False)
 
 
 @pytest.fixture
@@ -167,8 +176,7 @@ def matching_budget(budget: TreeBudget) -> TreeBudget:
     budget.model._lengths = budget.lengths
     budget.model.draft_costs = [np.full(SLOTS + 1, 0.01), *budget.model.draft_costs]
     budget.arms, budget._arm = ArmChoice((0, 1, len(budget.lengths))), len(budget.lengths)
-    budget._num_paths, budget._depth = PATHS
-    budget.model.match_profile = SurvivalProfile(PATHS[1], PATHS[0])
+    budget.model.match_profile = SurvivalProfile(3, 2)
     return budget
 
 
@@ -179,12 +187,12 @@ def test_matches_alone_are_used_where_the_text_repeats_and_rarely_tried_elsewher
     survival = matching_budget.model.match_profile.survival
     if repeats:
         assert lengths_of(matching_budget, 1000, BAD, GOOD)[-300:].count(0) > 250
-        assert survival[:, 0] == pytest.approx(np.cumprod(GOOD), abs=0.1)
+        assert survival[0, :, 0] == pytest.approx(np.cumprod(GOOD), abs=0.1)
     else:
         lengths = lengths_of(matching_budget, 3000, BAD, [0.0] * K)[-1500:]
         assert 0 < lengths.count(0) < 150, "without an exploration it would stay so"
         assert lengths.count(None) > 1200
-        assert survival.max() < 0.1
+        assert survival[0].max() < 0.1
 
 
 def test_paths_deeper_than_a_search_are_reckoned_with(matching_budget: TreeBudget) -> None:

@@ -161,7 +161,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def made_budget(count: int) -> TreeBudget:
+def made_budget(count: int, sampled: bool) -> TreeBudget:
     states = SimpleNamespace(
         num_speculative_steps=K,
         device=torch.device("cpu"),
@@ -178,6 +178,7 @@ def made_budget(count: int) -> TreeBudget:
         meter=StepTimer(torch.device("cpu")),
         lengths=LENGTHS,
         depths=torch.zeros(count, K, dtype=torch.int32),
+        samples=np.full(count, sampled),
     )
     sizes = range(count + 1)
     made.model.draft_costs = [np.array([draft_ms(n, each) for n in sizes]) for each in LENGTHS]
@@ -187,7 +188,8 @@ def made_budget(count: int) -> TreeBudget:
 
 def adaptive(count: int, sampled: bool, steps: int, clock: Clock) -> list[tuple[float, float]]:
     """Tokens and ms of each step of an engine with this budget."""
-    budget, requests, random = made_budget(count), Requests(count), np.random.default_rng(1)
+    budget, requests = made_budget(count, sampled), Requests(count)
+    random = np.random.default_rng(1)
     probable, depths = np.zeros((count, K)), np.zeros((count, K), dtype=np.int32)
     done, judged = [], []
     for _ in range(steps):
@@ -218,7 +220,7 @@ def adaptive(count: int, sampled: bool, steps: int, clock: Clock) -> list[tuple[
         came = accepted(probable[slots], depths[slots], verified, random)
         came[len(running) :] = 0
         if nodes:
-            judged.append((budget.expected, int(came.sum())))
+            judged.append((budget.expected, np.bincount([int(sampled)], [came.sum()], 2)))
         if len(judged) > 2:
             budget.judged.append(judged.pop(0))
         if drafts:

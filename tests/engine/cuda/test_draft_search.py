@@ -216,10 +216,12 @@ class Together:
 
 
 def test_nodes_are_ranked_by_their_survival() -> None:
+    """The second request samples."""
     drafter, embed = head_of("recurrent", exit_dim=24), embedding()
-    estimator = AcceptanceEstimator(SHAPE.beam_length + 1, DEVICE)
-    estimator.biases.copy_(torch.linspace(0.5, -1, SHAPE.beam_length + 1))
-    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2, survival=estimator)
+    estimator = AcceptanceEstimator(SHAPE.beam_length + 1, DEVICE, kinds=(2,))
+    estimator.biases.copy_(torch.linspace(0.5, -1, 2 * SHAPE.beam_length + 2).view(2, -1))
+    ranking = estimator.slope, estimator.biases, torch.tensor([0.0, 0.7], device=DEVICE)
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2, survival=ranking)
     inputs = requests(2)
     found, log_odds = search.explore(*inputs)
     expected = beam_search(drafter, embed, *inputs, *SHAPE)

@@ -91,7 +91,7 @@ def matching(trees: ScoredTrees, verification: Verification) -> ContextMatching:
     searches = {0: SearchShape(0, 0), LENGTH: SearchShape(WIDTH, LENGTH)}
     made = ContextMatching(config, states, trees, verification, searches)
     made.probabilities.uniform_(0.1, 0.9, generator=generator)
-    made.load(torch.tensor([0.0, 0.7, 0.0, 1.0]), torch.tensor([3, 0, 2]))
+    verification.temperatures[0] = 1.0
     return made
 
 
@@ -99,7 +99,7 @@ def matching(trees: ScoredTrees, verification: Verification) -> ContextMatching:
 def learning(matching: ContextMatching) -> ContextMatching:
     """All nodes but 4 are on paths."""
     matching.trees.match_lengths[2, 1:4] = torch.tensor([5, 5, 1])
-    matching.load(torch.zeros(REQUESTS), SLOT)
+    matching.verification.temperatures.zero_()
     return matching
 
 
@@ -161,17 +161,28 @@ def test_verified_and_accepted_nodes_on_paths_are_counted(learning: ContextMatch
     assert learning.verified(SLOT).tolist() == [1, 1]
 
 
-def test_kernels_learn_of_nodes_what_torch_does_in_two_launches(confidence: NodeConfidence) -> None:
-    statistics = confidence.estimator.statistics
+def test_greedy_and_sampled_requests_are_calibrated_apart(confidence: NodeConfidence) -> None:
+    """Of the same tree in one batch, a greedy request's walk took two nodes, a sampled one's none;
+    kernels learn what torch does, in two launches."""
+    verification, estimator = confidence.verification, confidence.estimator
+    for part in (*vars(verification.staged).values(), verification.num_verified):
+        part[1] = part[0]
+    verification.path[1, 1:] = -1
+    verification.temperatures[1] = 0.7
+    slots, statistics, before = SLOT.repeat(2), estimator.statistics, estimator.biases.clone()
     with in_torch("node_confidence"):
-        confidence.learn(SLOT)
+        confidence.learn(slots)
     expected = statistics.clone()
-    assert expected.any()
-    graph, _ = recorded(lambda: confidence.learn(SLOT))
+    graph, _ = recorded(lambda: confidence.learn(slots))
     statistics.zero_()
     graph.replay()
     torch.testing.assert_close(statistics, expected)
     assert graph.num_nodes == 2
+    estimator.refit()
+    greedy, sampled = estimator.biases - before
+    assert greedy[1] > 0, "its only judged node of depth 2 was accepted"
+    assert sampled[0] < 0
+    assert sampled[1] == 0, "of depth 2 it has no judged node"
 
 
 def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
@@ -185,7 +196,7 @@ def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
         if not torch.equal(confidence.estimator.biases, before):
             refits.append(step)
             after = confidence.estimator.biases
-            assert after[1] > before[1], "all nodes of depth 2 were accepted"
+            assert after[0, 1] > before[0, 1], "all nodes of depth 2 were accepted"
             before = after.clone()
         confidence.estimator.statistics.add_(of_a_step)
     assert refits[0] == FIRST_REFIT

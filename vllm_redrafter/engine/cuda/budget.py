@@ -30,10 +30,10 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from vllm_redrafter.budget.acceptance import HORIZON, LEAST_SURVIVAL, SurvivalProfile
-from vllm_redrafter.budget.choice import Floats
+from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
-from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.step_times import StepTimes
 from vllm_redrafter.engine.cuda.throughput_model import Batch, ThroughputModel
@@ -62,7 +62,8 @@ class TreeBudget(AdaptiveVerificationManager):
         meter: StepTimer,
         lengths: Sequence[int],
         depths: Tensor,
-        recorded: AcceptanceRecord | None = None,
+        samples: Flags,
+        recorded: PerSampling = NOTHING_RECORDED,
         paths: tuple[int, int] = (0, 0),
         is_chain: bool = False,
         trims: bool = True,
@@ -74,6 +75,7 @@ class TreeBudget(AdaptiveVerificationManager):
             meter: counts decisions.
             lengths: the draft lengths there are, ascending.
             depths: [slots, K] int32 on the device, of the nodes drafted last.
+            samples: [slots] on the host, which requests sample.
             recorded: the drafter's measured acceptance.
             paths: M and D of the prompt-lookup matches.
             is_chain: drafts are single paths.
@@ -81,21 +83,17 @@ class TreeBudget(AdaptiveVerificationManager):
         """
         super().__init__(*args, **kwargs)
         self.trims = trims
-        self.meter, self.lengths = meter, tuple(lengths)
+        self.meter, self.lengths, self.samples = meter, tuple(lengths), samples
         longest = self.lengths[-1]
         # Plain decoding, matches alone where there are any, and the longest drafts.
         self.arms = ArmChoice(sorted({0, int(not self.lengths[0]), len(self.lengths)}))
         self._arm, self._explores = len(self.lengths), False
         self._plain_steps = 0  # In a row.
-        self._ranks = 1 if is_chain else int(self.num_speculative_steps)
-        num_paths, self._depth = paths
-        self._num_paths = min(num_paths, self._ranks)
-        profiles = (
-            SurvivalProfile(longest, self._ranks, recorded),
-            SurvivalProfile(self._depth, self._num_paths),
-        )
+        (num_paths, depth), nodes = paths, int(self.num_speculative_steps)
+        ranks = 1 if is_chain else nodes
+        of_matches = SurvivalProfile(depth, min(num_paths, ranks))
+        profiles = SurvivalProfile(longest, ranks, recorded), of_matches
         self.times = StepTimes(lambda known: get_tp_group().broadcast_object(known, src=0))
-        nodes = int(self.num_speculative_steps)
         self.model = ThroughputModel(self.times, profiles, self.lengths, nodes, trims)
         self._depths = _StaleDepths(depths, self._copy_stream)
         # Lengths of the current draft, and of those whose confidences are copied and read.
@@ -109,10 +107,10 @@ class TreeBudget(AdaptiveVerificationManager):
         # By slot: did its request's last step draft?
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
         self._requests: Set[str] = frozenset()
-        # The sum of survival over the running step's nodes; of earlier ones, and how many were
-        # accepted.
-        self.expected = 0.0
-        self.judged: deque[tuple[float, int]] = deque()
+        # The sum of survival over the running step's nodes, of greedy and of sampled requests; of
+        # earlier ones, and how many were accepted.
+        self.expected: npt.NDArray[Any] = np.zeros(2)
+        self.judged: deque[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = deque()
 
     def drafts_now(self, possible: bool) -> bool:
         """Shall the running step end with a draft? `possible`: the next step has room for one."""
@@ -226,10 +224,11 @@ class TreeBudget(AdaptiveVerificationManager):
         # An engine without requests takes no step.
         for judged in self.times.ended(now, not ids.isdisjoint(self._requests), self.judged):
             self.model.profile.verified(*judged)
+            self.model.match_profile.verified(*judged)
         self._requests = ids
         batch = self._batch(num_tokens_per_req, draft_tokens)
         survival = self._survival(batch)
-        self.expected = 0.0
+        self.expected = np.zeros(2)
         chosen = self._nodes(batch, survival) if self._drafted else 0
         self._learn(batch, survival)
         if batch.sampling:
@@ -237,7 +236,7 @@ class TreeBudget(AdaptiveVerificationManager):
         kind = self._arm > 0, chosen > 0, batch.reads_prompts
         table = self.model.table(batch, self._arm)[chosen]
         self.times.begins(now, kind, len(batch.slots), float(table))
-        self.model.stepped(batch, self.expected)
+        self.model.stepped(batch, float(self.expected @ self.model.profile.acceptance_ratio))
         columns = (batch.admissible.tolist(), batch.others.tolist())
         drafts, others = (dict(zip(ids, column, strict=True)) for column in columns)
         self._batch_budget = drafts, others, chosen
@@ -260,27 +259,32 @@ class TreeBudget(AdaptiveVerificationManager):
         # Those whose prompt is not read to its end output no token.
         read = states.num_computed_tokens_np[slots] + others
         sampling = int(np.count_nonzero(read >= states.prefill_len.np[slots]))
-        return Batch(slots, scheduled, admissible, others, sampling, bool((others > 1).any()))
+        sampled, reads_prompts = self.samples[slots], bool((others > 1).any())
+        return Batch(slots, scheduled, admissible, others, sampled, sampling, reads_prompts)
 
     def _nodes(self, batch: Batch, survival: Floats) -> int:
         """How many draft tokens the step verifies."""
         room = max(0, self._max_total_logits - len(batch.slots) * self.num_bonus_tokens)
         of_trees = survival * self._has_tree[batch.slots, None]
-        ranked = np.sort(of_trees, axis=None)[::-1][: min(int(batch.admissible.sum()), room)]
-        chosen = self.model.best_number(batch, self._arm, ranked)
+        # In the device's order, which knows no ratios.
+        first = np.argsort(of_trees, axis=None)[::-1][: min(int(batch.admissible.sum()), room)]
+        ranked = of_trees.ravel()[first]
+        kinds = batch.sampled[first // of_trees.shape[1]].astype(np.int64)
+        ratios = self.model.profile.acceptance_ratio
+        chosen = self.model.best_number(batch, self._arm, ranked * ratios[kinds])
         if self._explores:
             # An exploration that verified nothing would find out nothing.
             each = int(np.count_nonzero(batch.admissible))
             chosen = max(chosen, min(each, len(ranked))) if self.trims else len(ranked)
         if chosen:
-            self.expected = float(ranked[:chosen].sum())
+            self.expected = np.bincount(kinds[:chosen], ranked[:chosen], 2)
             verifying = np.count_nonzero(of_trees[:, 0] >= max(ranked[chosen - 1], LEAST_SURVIVAL))
-            ratio = self.model.profile.acceptance_ratio
-            self.meter.stats.expected_tokens += float(verifying) + ratio * self.expected
+            self.meter.stats.expected_tokens += float(verifying + self.expected @ ratios)
         return chosen
 
     def _choose_draft(self, batch: Batch) -> None:
-        step = self.arms.next(bucket(len(batch.slots)), lambda: self.model.rates(batch))
+        at = bucket(len(batch.slots)), bool(batch.sampled.any()), bool(batch.sampled.all())
+        step = self.arms.next(at, lambda: self.model.rates(batch))
         if step.arm and self._plain_steps >= HORIZON:
             self.model.profile.fade()
             self.model.match_profile.fade()
@@ -305,18 +309,17 @@ class TreeBudget(AdaptiveVerificationManager):
         some = slice(None, None, -(-len(batch.slots) // LEARNED_REQUESTS))
         survival, slots = survival[some], batch.slots[some]
         depths = self._depths.read(slots)
-        if not length:
+        known, has_nodes = depths[:, 0] > 0, survival[:, 0] > 0
+        if length:
+            profile, known = self.model.profile, known & has_nodes
+        else:
             # A text without a match has no node: that is to be learned, too. A new request's
             # confidences are of no draft, as its depths tell.
-            known = self._has_tree[slots] & ((depths[:, 0] > 0) | (survival[:, 0] == 0))
-            if known.any():
-                of_paths = _by_level(survival[known], depths[known], self._depth)
-                self.model.match_profile.drafted(of_paths[:, :, : self._num_paths])
-            return
-        drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
-        if drafted.any():
-            nodes = _by_level(survival[drafted], depths[drafted], length)
-            self.model.profile.drafted(nodes[:, :, : self._ranks])
+            profile, known = self.model.match_profile, self._has_tree[slots] & (known | ~has_nodes)
+        if known.any():
+            _, longest, ranks = profile.survival.shape
+            nodes = _by_level(survival[known], depths[known], length or longest)
+            profile.drafted(nodes[:, :, :ranks], batch.sampled[some][known])
 
 
 class _StaleDepths:

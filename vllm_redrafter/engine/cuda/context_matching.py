@@ -53,7 +53,6 @@ class ContextMatching:
         counts: [2, LONGEST_MATCH, D, 2] float32: nodes judged and accepted, of greedy and sampled
             requests, by length of the match and depth.
         probabilities: [2, LONGEST_MATCH, D] float32, accepted / judged.
-        temperatures: [requests] float32, in batch order.
     """
 
     def __init__(
@@ -74,16 +73,11 @@ class ContextMatching:
         self.probabilities = prior.repeat(2, 1, 1)
         judged = torch.full_like(self.probabilities, PRIOR_WEIGHT)
         self.counts = torch.stack([judged, PRIOR_WEIGHT * self.probabilities], dim=-1)
-        self.temperatures = torch.zeros(requests, device=device)
         self._paths = MatchBuffers(requests, *paths, self._text.shape[1], device)
         self._joined = {
             length: JoinedBuffers(requests, shape, paths, device)
             for length, shape in searches.items()
         }
-
-    def load(self, temperature: Tensor, slots: Tensor) -> None:
-        """Gather `temperature` [slots] of the batch's requests, `slots` [R]."""
-        torch.index_select(temperature, 0, slots, out=self.temperatures[: slots.shape[0]])
 
     def verified(self, slots: Tensor) -> Tensor:
         """[2] int64: match nodes verified in the step and accepted, of the batch's `slots` [R]."""
@@ -99,7 +93,6 @@ class ContextMatching:
             slots,
             self.trees.match_lengths,
             self.verification.verified_trees(),
-            self.temperatures[: slots.shape[0]],
             MEMORY,
             self.counts,
             self.probabilities,
@@ -107,7 +100,7 @@ class ContextMatching:
 
     def join(self, length: int, found: ScoredNodes, slots: Tensor) -> ScoredNodes:
         """A search's nodes [R, L, W] and those of matches; a slot past the last has no text."""
-        temperatures = self.temperatures[: slots.shape[0]]
+        temperatures = self.verification.temperatures[: slots.shape[0]]
         find_matches(self._text, self._num_tokens, slots, self._vocab_size, self._paths)
         explored, log_odds, out = found.nodes, found.log_odds, self._joined[length]
         search = SearchedNodes(

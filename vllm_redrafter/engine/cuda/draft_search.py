@@ -16,7 +16,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.budget.acceptance import AcceptanceEstimator
 from vllm_redrafter.engine.cuda.heads.forms import fused_form
 from vllm_redrafter.engine.cuda.heads.selector import finished
 from vllm_redrafter.heads.fused_head import Features, FusedSelectorHead
@@ -47,7 +46,7 @@ class DraftSearch:
         shape: SearchShape,
         max_requests: int,
         shard: VocabularyShard | None = None,
-        survival: AcceptanceEstimator | None = None,
+        survival: tuple[Tensor, Tensor, Tensor] | None = None,
         candidates: Callable[[int], int] | None = None,
     ) -> None:
         """Weights are read where the drafter has them at each search.
@@ -57,7 +56,7 @@ class DraftSearch:
             table: the layer whose `weight` rows `embed` returns as they are; None: it does more.
             shape, max_requests: of the searches.
             shard: the drafter's part of the draft vocabulary; None: all of it.
-            survival: ranks nodes by their survival; None: by log-probability.
+            survival: ranks nodes by their survival, see `grow_beams`; None: by log-probability.
             candidates: from R to how many tokens nodes below the first level choose from; 0: all.
         """
         self._drafter, self._embed = drafter, embed
@@ -67,9 +66,7 @@ class DraftSearch:
         width, length = shape
         self._width, self._shard = width, shard
         self.beams = BeamBuffers(max_requests, length, width, weight.device)
-        self._survival = None
-        if survival is not None:
-            self._survival = survival.slope, survival.biases[:length]
+        self._survival = survival
         config = drafter.config
         self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
         self._launches = fused_form(drafter, table, min(MAX_ROWS, max_requests * width), length)

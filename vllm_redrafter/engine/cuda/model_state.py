@@ -70,7 +70,8 @@ class VerifyingState(ModelState):
         chain = self._every_request_needs_chain or (params is not None and _needs_chain(params))
         most = self.table.config.num_speculative_tokens
         options = None if params is None else params.extra_args
-        self.table.add_request(req_index, chain, requested_nodes(options, most))
+        samples = params is not None and params.temperature > 0
+        self.table.add_request(req_index, chain, requested_nodes(options, most), samples)
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The probability that the target accepts each drafted node: the base of the batch's budget.
 
-Predicted from the drafter's probabilities and learned from verified nodes, on the device.
+Predicted from the drafter's probabilities and learned from verified nodes, on the device: of greedy
+and of sampled requests apart, as their temperatures tell.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ next, as in vLLM's `acceptance_estimator.py`."""
 class NodeConfidence:
     """Learns how probable nodes are to be accepted, for vLLM's adaptive verification.
 
-    `probs` [requests, K] float32, in batch order, is what `build_tree` writes of the last draft.
+    Attributes:
+        estimator: of greedy requests and of sampled ones.
+        parameters: slopes, biases and temperatures, as `grow_beams` reads them.
+        probs: [requests, K] float32, in batch order: what `build_tree` writes of the last draft.
     """
 
     def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
         self.trees, self.verification = trees, verification
         requests, slots = verification.path.shape
         device = verification.path.device
-        self.estimator = AcceptanceEstimator(max_depth, device)
+        self.estimator = AcceptanceEstimator(max_depth, device, kinds=(2,))
+        learned = self.estimator.slope, self.estimator.biases
+        self.parameters = *learned, verification.temperatures
         self.probs = torch.zeros(requests, slots - 1, device=device)
         self._sums = torch.zeros(requests, max_depth, COLUMNS, device=device)
         self._refits = RefitSchedule(FIRST_REFIT, LONGEST_REFIT)

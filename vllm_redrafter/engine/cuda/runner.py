@@ -186,6 +186,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             meter=speculator.meter,
             lengths=speculator.lengths,
             depths=speculator.trees.depths[:-1, 1:],
+            samples=self.table.samples,
             recorded=speculator.recorded,
             paths=(speculator.config.context_matches, speculator.config.path_length),
             is_chain=speculator.config.tree == "chain",

@@ -44,7 +44,11 @@ class PendingOutput(AsyncModelRunnerOutput):
         budget: TreeBudget | None = None,
     ) -> None:
         self._output, self._num_nodes, self._budget = output, num_nodes, budget
-        self._expected = 0.0 if budget is None else budget.expected
+        if budget is not None:
+            self._expected, self._kinds = (
+                budget.expected,
+                budget.samples[input_batch.idx_mapping_np],
+            )
         self._requests = input_batch.req_ids
         self._scheduled = input_batch.num_draft_tokens_per_req
 
@@ -54,7 +58,7 @@ class PendingOutput(AsyncModelRunnerOutput):
         verified = 0 if self._num_nodes is None else self._num_nodes.numpy() - 1
         if self._budget is not None and self._num_nodes is not None:
             sampled = np.fromiter(map(len, output.sampled_token_ids), np.int64)
-            accepted = int((sampled - 1)[verified > 0].sum())
+            accepted = np.bincount(self._kinds, (sampled - 1) * (verified > 0), 2)
             self._budget.judged.append((self._expected, accepted))
         missing = zip(self._requests, (self._scheduled - verified).tolist(), strict=True)
         return _VerifiedOutput(**vars(output), unverified={r: n for r, n in missing if n > 0})

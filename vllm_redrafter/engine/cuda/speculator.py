@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.planner import draft_lengths
-from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.context_matching import ContextMatching, ScoredNodes
@@ -108,7 +108,7 @@ class TreeSpeculator(BaseSpeculator):
         if can_adapt(vllm_config, self.config):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
-        self.recorded: AcceptanceRecord | None = None
+        self.recorded = NOTHING_RECORDED
         matches, is_fixed = self.config.context_matches > 0, self.confidence is None
         # Once: buffers have its width, and a target that turns out to verify chains keeps them.
         # Shorter drafts are as wide, since a level's weights are read once.
@@ -145,9 +145,8 @@ class TreeSpeculator(BaseSpeculator):
         self.drafter = self._read_checkpoint(self.checkpoint).to(self.device)
         self._shapes = _shapes_of(self.drafter.state_dict())
         self.embed = shared_embedding(target)
-        # Greedy and sampled requests share one model here.
-        self.recorded = self.checkpoint.acceptance.with_fallback().greedy
-        if self.recorded is not None and self.confidence is not None:
+        self.recorded = self.checkpoint.acceptance
+        if self.confidence is not None:
             self.confidence.estimator.start_from(self.recorded)
         self.searches = self.new_searches(target)
 
@@ -160,7 +159,7 @@ class TreeSpeculator(BaseSpeculator):
                 self._shape_of(length),
                 self.max_num_reqs,
                 self.shard,
-                self.confidence.estimator if self.confidence is not None else None,
+                self.confidence.parameters if self.confidence is not None else None,
                 partial(self._candidates_for, length=length),
             )
             for length in self.lengths
@@ -260,8 +259,9 @@ class TreeSpeculator(BaseSpeculator):
         verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
         if verified and self.confidence is not None:
             self.confidence.count_step()
-        if not dummy_run and self.matching is not None:
-            self.matching.load(temperature, input_batch.idx_mapping)
+        if not dummy_run and (self.confidence is not None or self.matching is not None):
+            of_batch = self.verification.temperatures[:requests]
+            torch.index_select(temperature, 0, input_batch.idx_mapping, out=of_batch)
         if not dummy_run and not self._drafts_now(input_batch, num_speculative_tokens):
             return self._no_draft(input_batch, verified)
         padded, length = requests, self._length(num_speculative_tokens, dummy_run)

@@ -50,7 +50,7 @@ class StepTimes:
         self._before: Any = None
         self._steps = 0
 
-    def ended(self, now: float, counts: bool, judged: deque[tuple[float, int]]) -> list[Any]:
+    def ended(self, now: float, counts: bool, judged: deque[Any]) -> list[Any]:
         """The running step is over, as the next begins, at `now` in ms; or the engine was idle.
 
         `judged` is taken by all ranks where they agree on what they know, and then returned.

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_redrafter.budget.acceptance import SurvivalProfile
-from vllm_redrafter.budget.choice import Floats
+from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.planner import MARGIN
 from vllm_redrafter.engine.cuda.step_times import StepTimes
 
@@ -38,6 +38,7 @@ class Batch(NamedTuple):
     Attributes:
         slots, scheduled, admissible, others: [R], draft tokens that the scheduler counts, those
             that can be verified, and other tokens.
+        sampled: [R], of requests that sample.
         sampling: how many requests output a token.
         reads_prompts: a request reads more than a token.
     """
@@ -46,6 +47,7 @@ class Batch(NamedTuple):
     scheduled: Integers
     admissible: Integers
     others: Integers
+    sampled: Flags
     sampling: int
     reads_prompts: bool
 
@@ -80,12 +82,11 @@ class ThroughputModel:
         # Prompts and tokens that are output, and rows of a step with prompts: running means.
         self._prompts, self._tokens, self._prompt_rows = 0.0, 1.0, 0.0
 
-    def stepped(self, batch: Batch, survival: float) -> None:
-        """Count a step that verifies nodes of survival probabilities with this sum."""
+    def stepped(self, batch: Batch, accepted: float) -> None:
+        """Count a step that is expected to accept so many nodes."""
         kept = 1.0 - 1.0 / PROMPT_STEPS
         self._prompts = kept * self._prompts + np.count_nonzero(batch.others > 1)
-        self._tokens = kept * self._tokens + batch.sampling
-        self._tokens += survival * self.profile.acceptance_ratio
+        self._tokens = kept * self._tokens + batch.sampling + accepted
         if batch.reads_prompts:
             rows = float(batch.others[batch.others > 1].sum())
             self._prompt_rows += (rows - self._prompt_rows) / PROMPT_ROWS
@@ -97,8 +98,8 @@ class ThroughputModel:
         return verify + self._draft(arm, len(batch.slots))
 
     def best_number(self, batch: Batch, arm: int, ranked: Floats) -> int:
-        """How many nodes to verify, of survival probabilities in descending order."""
-        gained = np.concatenate(([0.0], np.cumsum(ranked))) * self.profile.acceptance_ratio
+        """How many nodes to verify, that are as probable to be accepted, the first ones first."""
+        gained = np.concatenate(([0.0], np.cumsum(ranked)))
         numbers = self._numbers(len(ranked))
         ms = self._ms(arm, len(batch.slots), batch.reads_prompts, self.table(batch, arm)[numbers])
         worth = gained[numbers] - self._required.get(arm, 0.0) * ms
@@ -117,7 +118,7 @@ class ThroughputModel:
         requests, sampling, most_rows = len(batch.slots), batch.sampling, len(self.verify_costs) - 1
         # A full step has no room for nodes: the next one is not expected to be full as well.
         prompts = max(0, min(int(self._prompt_rows), most_rows - 2 * sampling))
-        ranked = self._expected_nodes(arm)[: (most_rows - prompts) // sampling - 1]
+        ranked = self._expected_nodes(arm, batch.sampled)[: (most_rows - prompts) // sampling - 1]
         if len(ranked) < bool(arm):
             return 0.0, 0.0
         numbers = self._numbers(len(ranked))
@@ -139,14 +140,14 @@ class ThroughputModel:
         rate = float(rates[best])
         return rate, 1.0 / (1.0 / rate - per_token * (1.0 - float(share[best])) * longer)
 
-    def _expected_nodes(self, arm: int) -> Floats:
+    def _expected_nodes(self, arm: int, sampled: Flags) -> Floats:
         """[K] survival probabilities of a request's next draft, descending."""
         if not arm:
             return np.zeros(0)
         length = self._lengths[arm - 1]
-        searched, below = self.profile.survival[:length], self.match_profile.survival[length:]
-        ranked = np.sort(np.concatenate([searched, below], axis=None))[::-1]
-        return ranked[: self._max_nodes] * self.profile.acceptance_ratio
+        searched, below = self.profile.mean(sampled), self.match_profile.mean(sampled)
+        ranked = np.sort(np.concatenate([searched[:length], below[length:]], axis=None))[::-1]
+        return ranked[: self._max_nodes]
 
     def _numbers(self, most: int) -> Integers:
         """The numbers of nodes that can be verified, of so many."""

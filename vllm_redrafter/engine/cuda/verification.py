@@ -50,6 +50,7 @@ class Verification:
         path: [requests, K+1] int32, the accepted nodes, root first.
         last_rows: [requests] int64, the hidden state's row that the next draft starts from.
         num_verified: [requests] int32, nodes verified, roots included; 0: not verified.
+        temperatures: [requests] float32, above 0 for requests that sample; where drafts learn.
         num_nodes_on_host: [R] int32, nodes of the last step, being copied (`copy_num_nodes`).
     """
 
@@ -58,6 +59,7 @@ class Verification:
         self.path = torch.zeros(max_num_reqs, max_nodes + 1, dtype=torch.int32, device=device)
         self.last_rows = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
         self.num_verified = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+        self.temperatures = torch.zeros(max_num_reqs, device=device)
         self.num_nodes_on_host = torch.zeros(0, dtype=torch.int32)
         # Chains are not compacted: there are no caches then.
         self._slot_mappings = torch.empty(0, 0, dtype=torch.int64, device=device)
@@ -99,10 +101,8 @@ class Verification:
         self.num_nodes_on_host = num_nodes.to("cpu", non_blocking=True, copy=True)
 
     def verified_trees(self) -> VerifiedTrees:
-        staged = self.staged
-        return VerifiedTrees(
-            staged.tokens, staged.parents, staged.depths, self.num_verified, self.path
-        )
+        staged, walked = self.staged, (self.num_verified, self.path, self.temperatures)
+        return VerifiedTrees(staged.tokens, staged.parents, staged.depths, *walked)
 
     def accepted(self, requests: int) -> Tensor:
         """[requests, K+1] bool: the nodes on the accepted paths."""
@@ -153,7 +153,7 @@ class TreeTable:
         trees: drafted last; the entry past the slots takes what padding rows draft.
         chains: [slots] int32 on the device, 1 for requests that get a chain.
         limits: [slots] int32 on the device, each request's maximum of nodes.
-        wants_nodes: [slots] bool on the host: is that above 0?
+        wants_nodes, samples: [slots] bool on the host: is that above 0, and the temperature?
         budget: whether to draft and how many nodes to verify; None: always, and all.
     """
 
@@ -164,7 +164,7 @@ class TreeTable:
         self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
         self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
-        self.wants_nodes = np.zeros(slots, dtype=np.bool_)
+        self.wants_nodes, self.samples = np.zeros((2, slots), dtype=np.bool_)
         # New requests' trees: one launch for all that a step admits.
         self._num_nodes = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
         self._num_nodes.gpu = self.trees.num_nodes
@@ -172,12 +172,12 @@ class TreeTable:
         self.meter = StepTimer(device)
         self.budget: TreeBudget | None = None
 
-    def add_request(self, slot: int, chain: bool, limit: int) -> None:
+    def add_request(self, slot: int, chain: bool, limit: int, samples: bool) -> None:
         """A new request, with its root alone. vLLM may pad it to a verification nonetheless."""
         self._num_nodes.stage_write_elem(slot, 1)
         self.chains.stage_write_elem(slot, int(chain))
         self.limits.stage_write_elem(slot, limit)
-        self.wants_nodes[slot] = limit > 0
+        self.wants_nodes[slot], self.samples[slot] = limit > 0, samples
 
     def apply_staged_writes(self) -> None:
         self._num_nodes.apply_write()

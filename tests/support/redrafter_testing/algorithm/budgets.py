@@ -42,7 +42,7 @@ def best_trim(
 ) -> tuple[npt.NDArray[np.int64], Choice]:
     """How many of its first nodes each request verifies; survival [R, K] descends, 0 for none."""
     requests = survival.shape[0]
-    ratios = np.where(sampled, verify_costs.sampled_ratio, verify_costs.greedy_ratio)
+    ratios = verify_costs.ratios[sampled.astype(np.int64)]
     probable = survival.astype(np.float64) * ratios[:, None]
     verify = verify_costs.verify_seconds[: requests + survival.size + 1].copy()
     verify[requests] = verify_costs.nothing_seconds

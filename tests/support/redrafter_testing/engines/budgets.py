@@ -36,10 +36,10 @@ class RandomArms:
 
     def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
         if self._random.random() >= self._drafting:
-            return Step(0, False, 1)
+            return Step(0, False)
         arm = self._random.choice(self._arms)
         self.chosen[self._lengths[arm - 1]] += 1
-        return Step(arm, False, 1)
+        return Step(arm, False)
 
 
 def force(worker: Any, drafting: float, budgets: bool = True, length: int | None = None) -> None:

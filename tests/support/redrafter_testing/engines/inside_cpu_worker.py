@@ -59,7 +59,7 @@ class RandomPlanner(AlwaysDrafts):
         rows = requests * (self.config.num_speculative_tokens + 1)
         nodes = self.random.randint(0, rows - requests)
         verify = np.where(np.arange(rows + 1) <= requests + nodes, 1.0, 1e6)
-        return VerifyCosts(1.0, 1.0, 0.0, verify, 1.0, 0)
+        return VerifyCosts(np.ones(2), 0.0, verify, 1.0, 0)
 
 
 class NeverDrafts(BatchPlanner):

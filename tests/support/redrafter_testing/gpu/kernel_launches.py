@@ -115,7 +115,7 @@ def draft_level(width: int = 4) -> None:
         1,
         BeamBuffers(1, 5, width, "cpu"),
         to_target=torch.zeros(VOCAB, dtype=torch.int64),
-        survival=(torch.zeros(1), torch.zeros(5)),
+        survival=(torch.zeros(2, 1), torch.zeros(2, 5), torch.zeros(1)),
     )
 
 
@@ -155,11 +155,11 @@ def learn(slots: int = 13, depths: int = 5, requests: int = 2) -> None:
     observe_nodes(
         torch.zeros(requests, dtype=torch.int64),
         torch.zeros(requests, slots),
-        VerifiedTrees(tree, tree, tree, integers(requests), tree),
-        torch.zeros(1),
-        torch.zeros(depths),
+        VerifiedTrees(tree, tree, tree, integers(requests), tree, torch.zeros(requests)),
+        torch.zeros(2, 1),
+        torch.zeros(2, depths),
         torch.zeros(requests, depths, COLUMNS),
-        torch.zeros(depths, COLUMNS),
+        torch.zeros(2, depths, COLUMNS),
     )
 
 
@@ -177,8 +177,7 @@ def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 
     observe_matches(
         entries,
         tree,
-        VerifiedTrees(tree, tree, tree, integers(requests), tree),
-        temperatures,
+        VerifiedTrees(tree, tree, tree, integers(requests), tree, temperatures),
         256.0,
         torch.zeros(2, LONGEST_MATCH, depth, 2),
         probabilities,

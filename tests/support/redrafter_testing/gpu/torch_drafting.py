@@ -33,7 +33,7 @@ class TorchSearch:
         shape: SearchShape,
         max_requests: int,
         shard: VocabularyShard | None = None,
-        survival: AcceptanceEstimator | None = None,
+        survival: tuple[Tensor, Tensor, Tensor] | None = None,
         candidates: Callable[[int], int] | None = None,
     ) -> None:
         self.shape, self._survival = shape, survival
@@ -46,7 +46,11 @@ class TorchSearch:
             return explored, None
         found = explored.log_probs, explored.back_pointers
         log_odds = log_odds_of(*found)
-        survival = self._survival.log_survival(log_odds, *found)
+        slopes, biases, temperatures = self._survival
+        kinds = (temperatures[: len(root_tokens)] > 0).long()
+        by_request = AcceptanceEstimator(biases.shape[1])
+        by_request.slope, by_request.biases = slopes[kinds], biases[kinds]
+        survival = by_request.log_survival(log_odds, *found)
         return replace(explored, log_probs=survival), log_odds
 
     def explored(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
@@ -89,7 +93,6 @@ def observe_matches(
     entries: Tensor,
     match_lengths: Tensor,
     trees: Any,
-    temperatures: Tensor,
     memory: float,
     counts: Tensor,
     probabilities: Tensor,
@@ -98,7 +101,7 @@ def observe_matches(
     lengths = match_lengths.index_select(0, entries).long()
     judged, accepted = judged_and_accepted(trees, len(entries))
     on_path = judged & (lengths > 0)
-    kinds = (temperatures > 0).long()[:, None]
+    kinds = (trees.temperatures[: len(entries)] > 0).long()[:, None]
     at = (kinds * matches + lengths - 1) * depth + trees.depths[: len(entries)] - 1
     added = torch.stack([on_path, on_path & accepted], dim=-1).float()
     counts.view(-1, 2).index_add_(0, at.masked_fill(~on_path, 0).flatten(), added.flatten(0, 1))
@@ -111,24 +114,27 @@ def observe_nodes(
     entries: Tensor,
     log_odds: Tensor,
     trees: Any,
-    slope: Tensor,
+    slopes: Tensor,
     biases: Tensor,
     sums: Tensor,
     statistics: Tensor,
 ) -> None:
     own = log_odds.index_select(0, entries)
     judged, accepted = judged_and_accepted(trees, len(entries))
-    estimator = AcceptanceEstimator(len(biases), biases.device)
-    estimator.slope, estimator.biases, estimator.statistics = slope, biases, statistics
     # Of what the drafter did not find, only the text tells.
     known = judged & (own != -torch.inf)
     own = own.masked_fill(~known, 0.0)
-    estimator.observe(own, trees.depths[: len(entries)], known, accepted)
+    samples = trees.temperatures[: len(entries), None] > 0
+    for kind, state in enumerate(zip(slopes, biases, statistics, strict=True)):
+        estimator = AcceptanceEstimator(biases.shape[1], biases.device)
+        estimator.slope, estimator.biases, estimator.statistics = state
+        here = known & (samples == kind)
+        estimator.observe(own, trees.depths[: len(entries)], here, accepted)
 
 
 def judged_and_accepted(trees: Any, requests: int) -> tuple[Tensor, Tensor]:
     """[requests, K+1] bool each: verified nodes below an accepted one; accepted nodes."""
-    tokens, parents, _, num_verified, path = (part[:requests] for part in trees)
+    tokens, parents, _, num_verified, path = (part[:requests] for part in trees[:5])
     accepted = torch.zeros_like(tokens, dtype=torch.bool)
     # Behind the path's end: the root once more.
     accepted.scatter_(1, path.clamp(min=0).long(), True)
