@@ -69,15 +69,15 @@ def _is_on_best_path(
 
 @triton.jit
 def _select_nodes(
-    root_tokens,  # [R] int32 or int64
-    tokens,  # [R, L, WIDTH] int32 or int64
-    back_pointers,  # [R, L, WIDTH] int32 or int64
+    root_tokens,  # [R] int64
+    tokens,  # [R, L, WIDTH] int64
+    back_pointers,  # [R, L, WIDTH] int64
     log_probs,  # [R, L, WIDTH] fp32
     log_odds,  # [R, L, WIDTH] fp32; read where HAS_LOG_ODDS
     match_lengths,  # [R, L, WIDTH] int32; read where HAS_MATCHES
-    entries,  # [R] int32 or int64; read where HAS_ENTRIES
-    chains,  # [R] int32; read where HAS_NODE_LIMITS
-    limits,  # [R] int32; likewise
+    entries,  # [R] int64; read where HAS_ENTRIES
+    chains,  # [entries] int32; read where HAS_NODE_LIMITS
+    limits,  # [entries] int32; likewise
     out_tokens,  # [entries, SLOTS] int32, written
     out_parents,  # [entries, SLOTS] int32, written
     out_depths,  # [entries, SLOTS] int32, written
@@ -106,7 +106,7 @@ def _select_nodes(
     level = index // WIDTH
     rank = _rank(scores, index, scores_ptr, NUM, BLOCK, CHUNK)
     if HAS_NODE_LIMITS:
-        wants_chain = tl.load(chains + request) != 0
+        wants_chain = tl.load(chains + entry) != 0
         if wants_chain:
             pointers_ptr = back_pointers + request * NUM
             is_on = _is_on_best_path(index, scores, pointers_ptr, scores_ptr, WIDTH, NUM)
@@ -142,7 +142,7 @@ def _select_nodes(
     tl.store(out_depths + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
     tl.store(out_tokens + entry * SLOTS, tl.load(root_tokens + request).to(tl.int32))
     if HAS_NODE_LIMITS:
-        num_nodes = tl.minimum(num_nodes, tl.load(limits + request) + 1)
+        num_nodes = tl.minimum(num_nodes, tl.load(limits + entry) + 1)
     tl.store(out_num_nodes + entry, num_nodes)
     if HAS_LOG_ODDS:
         no_score = tl.where(slot == 0, 0.0, float("-inf"))
@@ -162,20 +162,20 @@ def _select_nodes(
 
 @triton.jit
 def _finish_trees(
-    tokens,  # [entries, SLOTS] int32; read where HAS_ROWS
+    tokens,  # [entries, SLOTS] int32; read where HAS_DRAFTS
     parents,  # [entries, SLOTS] int32
     depths,  # [entries, SLOTS] int32
     log_probs,  # [entries, SLOTS] fp32; read where HAS_PROBS
-    entries,  # [R] int32 or int64; read where HAS_ENTRIES
-    limits,  # [R] int32; read where HAS_PROBS
+    entries,  # [R] int64; read where HAS_ENTRIES
+    limits,  # [entries] int32; read where HAS_PROBS
     ancestors,  # [entries, SLOTS, WORDS] int32, written
-    out_drafts,  # [R, SLOTS - 1] int64, written where HAS_ROWS
-    out_probs,  # [R, SLOTS - 1] fp32, written where HAS_PROBS
+    out_drafts,  # [R, SLOTS - 1] int64, written where HAS_DRAFTS
+    out_probs,  # [entries, SLOTS] fp32, written where HAS_PROBS
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
     HAS_ENTRIES: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
     HAS_PROBS: tl.constexpr,
 ):
     """One request: each node climbs to its root and sets a bit per node on the way.
@@ -198,13 +198,13 @@ def _finish_trees(
         at = (entry * SLOTS + slot) * WORDS + word
         tl.store(ancestors + at, bits, mask=is_slot)
     is_drafted = is_slot & (slot > 0)
-    to = request * (SLOTS - 1) + slot - 1
-    if HAS_ROWS:
+    if HAS_DRAFTS:
         token = tl.load(tokens + entry * SLOTS + slot, mask=is_drafted, other=0)
-        tl.store(out_drafts + to, tl.maximum(token, 0).to(tl.int64), mask=is_drafted)
+        to = out_drafts + request * (SLOTS - 1) + slot - 1
+        tl.store(to, tl.maximum(token, 0).to(tl.int64), mask=is_drafted)
     if HAS_PROBS:
         at = log_probs + entry * SLOTS + slot
         score = tl.load(at, mask=is_drafted, other=float("-inf"))
         before = tl.load(at - 1, mask=is_drafted & (score > float("-inf")), other=0.0)
-        probs = tl.where(slot - 1 < tl.load(limits + request), tl.exp(score - before), 0.0)
-        tl.store(out_probs + to, probs, mask=is_drafted)
+        probs = tl.where(slot - 1 < tl.load(limits + entry), tl.exp(score - before), 0.0)
+        tl.store(out_probs + entry * SLOTS + slot, probs, mask=is_drafted)

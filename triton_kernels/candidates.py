@@ -20,11 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_integers,
-    require_same_device,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.ordered_keys import LAST_INDEX
 from vllm_redrafter.triton_kernels.top_candidates import (
     ZERO_BITS,
@@ -205,16 +201,14 @@ def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
         ValueError: an argument's dtype, shape, device or stride does not fit.
     """
     check_logits(logits)
-    require(logits.dtype == torch.float32, f"logits: fp32 expected, got {logits.dtype}")
     require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
     rows, count = logits.shape
-    require(
-        tokens.dim() == 2 and tokens.shape[1] == count and rows % len(tokens) == 0,
-        f"tokens: {list(tokens.shape)} does not fit logits {list(logits.shape)}",
+    require(rows % len(tokens) == 0, f"tokens: {len(tokens)} do not fit {rows} rows of logits")
+    require_layout(
+        logits.device,
+        logits=(logits, torch.float32, (1, count)),
+        tokens=(tokens, torch.int32, (1, count)),
     )
-    require_integers(torch.int32, tokens=tokens)
-    require(logits.is_contiguous() and tokens.is_contiguous(), "logits and tokens: contiguous")
-    require_same_device(logits, tokens=tokens)
     top = empty_top(rows, num, logits.device)
     block = triton.next_power_of_2(count)
     _rank_candidates[(rows,)](

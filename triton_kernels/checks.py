@@ -36,3 +36,24 @@ def require_same_device(reference: Tensor, **tensors: Tensor) -> None:
             tensor.device == reference.device,
             f"{name}: on {tensor.device}, expected {reference.device}",
         )
+
+
+def require_layout(
+    device: torch.device, **expected: tuple[Tensor, torch.dtype, tuple[int, ...]]
+) -> None:
+    """Each tensor is contiguous, of this dtype and shape, the first size being the least."""
+    for name, (tensor, dtype, shape) in expected.items():
+        found = tensor.shape
+        if (
+            tensor.dtype != dtype
+            or len(found) != len(shape)
+            or found[0] < shape[0]
+            or found[1:] != shape[1:]
+            or not tensor.is_contiguous()
+            or tensor.device != device
+        ):
+            raise ValueError(
+                f"{name}: expected contiguous {dtype} of shape {list(shape)} or more in the first "
+                f"dimension on {device}, got {list(found)} {tensor.dtype} with strides "
+                f"{list(tensor.stride())} on {tensor.device}"
+            )

@@ -20,12 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_integers,
-    require_last_dim_contiguous,
-    require_same_device,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.int8))
 
@@ -36,7 +31,7 @@ def _compact(
     path,  # [R, T] int32
     num_sampled,  # [R] int32
     row_start,  # [R] int32
-    slot_mapping,  # [rows] int32 or int64
+    slot_mapping,  # [rows] int64
     example,  # a word, for its type
     stride_path,
     stride_block,
@@ -147,29 +142,18 @@ def compact_kv(
         path: [R, T] int32 from `accept_path`: the nodes accepted, root first.
         num_sampled: [R] int32: how many entries of `path` count.
         row_start: [R] int32: the row of each request's root among the step's rows.
-        slot_mapping: [rows] int32 or int64: the cache slot of each row.
+        slot_mapping: [rows] int64: the cache slot of each row.
 
     Raises:
         ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
-    require_integers(torch.int32, path=path, num_sampled=num_sampled, row_start=row_start)
-    require(
-        slot_mapping.dtype in (torch.int32, torch.int64) and slot_mapping.dim() == 1,
-        f"slot_mapping: expected [rows] int32 or int64, got {list(slot_mapping.shape)} "
-        f"{slot_mapping.dtype}",
-    )
-    require_last_dim_contiguous(slot_mapping=slot_mapping)
-    requests = num_sampled.shape[0]
-    require(
-        path.shape[0] >= requests and row_start.shape[0] >= requests,
-        f"path and row_start: {path.shape[0]} and {row_start.shape[0]} entries for {requests}",
-    )
-    require_same_device(
-        table.bases,
-        path=path,
-        num_sampled=num_sampled,
-        row_start=row_start,
-        slot_mapping=slot_mapping,
+    requests, int32 = num_sampled.shape[0], torch.int32
+    require_layout(
+        table.bases.device,
+        path=(path, int32, (requests, path.shape[-1])),
+        num_sampled=(num_sampled, int32, (1,)),
+        row_start=(row_start, int32, (requests,)),
+        slot_mapping=(slot_mapping, torch.int64, (1,)),
     )
     _, block_size, heads, words = table.shape
     block = min(1024, triton.next_power_of_2(heads * words))

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES
-from vllm_redrafter.triton_kernels.checks import require, require_same_device
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 
 LONGEST_MATCH = 5
 """As in `tree/context_matches.py`; a test holds the two together."""
@@ -186,17 +186,12 @@ def find_matches(
     slots, size = text.shape
     requests = entries.shape[0]
     max_requests, num_paths, path_length = out.tokens.shape
-    for name, tensor, shape, dtype in (
-        ("text", text, (slots, size), torch.int32),
-        ("num_tokens", num_tokens, (slots,), torch.int32),
-        ("entries", entries, (requests,), torch.int64),
-    ):
-        require(
-            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
-            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
-            f"{list(tensor.shape)} {tensor.dtype}",
-        )
-        require_same_device(out.tokens, **{name: tensor})
+    require_layout(
+        out.tokens.device,
+        text=(text, torch.int32, (slots, size)),
+        num_tokens=(num_tokens, torch.int32, (slots,)),
+        entries=(entries, torch.int64, (requests,)),
+    )
     require(
         1 <= requests <= max_requests,
         f"entries: {requests} requests, out has room for {max_requests}",

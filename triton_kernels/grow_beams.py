@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.triton_kernels.checks import require, require_same_device
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.ordered_keys import BEHIND_ALL, ordered_pair
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens
 
@@ -177,23 +177,20 @@ def grow_beams(
     beams = 1 if level == 0 else width
     require(0 <= level < length, f"level: must be 0 to {length - 1}, got {level}")
     require(1 <= requests <= max_requests, f"requests: must be 1 to {max_requests}")
-    rows = requests * beams
-    for name, tensor, shape, dtype in (
-        ("top.logits", top.logits, (rows, width), torch.float32),
-        ("top.tokens", top.tokens, (rows, width), torch.int32),
-        ("top.normalisers", top.normalisers, (rows,), torch.float32),
-    ):
-        _require_like(tensor, name, shape, dtype, out)
-    if to_target is not None:
-        _require_like(to_target, "to_target", tuple(to_target.shape), torch.int64, out)
+    rows, float32 = requests * beams, torch.float32
     depths = length if survival is None else max(length, survival[1].shape[-1])
+    layouts: dict[str, tuple[Tensor, torch.dtype, tuple[int, ...]]] = {
+        "logits": (top.logits, float32, (rows, width)),
+        "tokens": (top.tokens, torch.int32, (rows, width)),
+        "normalisers": (top.normalisers, float32, (rows,)),
+    }
+    if to_target is not None:
+        layouts["to_target"] = to_target, torch.int64, (1,)
     if survival is not None:
-        for tensor, name, shape in (
-            (survival[0], "slopes", (2, 1)),
-            (survival[1], "biases", (2, depths)),
-            (survival[2], "temperatures", (max_requests,)),
-        ):
-            _require_like(tensor, f"survival's {name}", shape, torch.float32, out)
+        layouts["slopes"] = survival[0], float32, (2, 1)
+        layouts["biases"] = survival[1], float32, (2, depths)
+        layouts["temperatures"] = survival[2], float32, (max_requests,)
+    require_layout(out.tokens.device, **layouts)
     block = triton.next_power_of_2(beams * width)
     _grow_beams[(requests,)](
         *top,
@@ -218,14 +215,3 @@ def grow_beams(
         MAX_LOG_ODDS=MAX_LOG_ODDS,
         num_warps=max(1, min(8, block // 128)),
     )
-
-
-def _require_like(
-    tensor: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, out: BeamBuffers
-) -> None:
-    require(
-        tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
-        f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
-        f"{list(tensor.shape)} {tensor.dtype}",
-    )
-    require_same_device(out.tokens, **{name: tensor})

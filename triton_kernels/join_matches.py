@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import require, require_same_device
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers
 
 
@@ -179,20 +179,16 @@ def join_matches(
     most, levels, columns = out.tokens.shape
     grid, matches = (requests, length, width), probabilities.shape[1]
     log_odds = search.scores if search.log_odds is None else search.log_odds
-    for name, tensor, shape, dtype in (
-        ("search.tokens", search.tokens, grid, torch.int64),
-        ("search.back_pointers", search.back_pointers, grid, torch.int64),
-        ("search.scores", search.scores, grid, torch.float32),
-        ("search.log_odds", log_odds, grid, torch.float32),
-        ("probabilities", probabilities, (2, matches, depth), torch.float32),
-        ("temperatures", temperatures, (requests,), torch.float32),
-    ):
-        require(
-            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
-            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
-            f"{list(tensor.shape)} {tensor.dtype}",
-        )
-        require_same_device(out.tokens, **{name: tensor})
+    int64, float32 = torch.int64, torch.float32
+    require_layout(
+        out.tokens.device,
+        tokens=(search.tokens, int64, grid),
+        back_pointers=(search.back_pointers, int64, grid),
+        scores=(search.scores, float32, grid),
+        log_odds=(log_odds, float32, grid),
+        probabilities=(probabilities, float32, (2, matches, depth)),
+        temperatures=(temperatures, float32, (requests,)),
+    )
     require(
         1 <= requests <= min(max_requests, most),
         f"search: {requests} requests, paths and out have room for {min(max_requests, most)}",

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import require, require_same_device
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
 
 NODES = 1024
@@ -56,6 +56,7 @@ def _observe_matches(
     temperatures,  # [R] fp32
     counts,  # [2, MATCHES, DEPTH, 2] fp32, added to
     probabilities,  # [2, MATCHES, DEPTH] fp32, written
+    totals,  # [2] int64, added to
     memory,
     REQUESTS,
     SLOTS: tl.constexpr,
@@ -67,6 +68,7 @@ def _observe_matches(
     node = tl.arange(0, BLOCK)[None, :]
     judged, accepted = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
     of_sampled, accepted_of_sampled = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
+    verified_here = tl.zeros([TILE], tl.int32)
     for start in range(0, REQUESTS, TILE):
         request = start + tl.arange(0, TILE)
         is_request = request < REQUESTS
@@ -77,6 +79,7 @@ def _observe_matches(
         match = tl.load(match_lengths + entry[:, None] * SLOTS + node, mask=is_node, other=0)
         depth = tl.load(depths + at, mask=is_node, other=0)
         is_here = (match == length + 1) & (depth == level + 1)
+        verified_here += tl.sum(is_here.to(tl.int32), axis=1)
         parent = tl.load(parents + at, mask=is_here, other=0)
         # A token of -1: the request's grammar was not asked about it.
         is_asked = tl.load(tokens + at, mask=is_here, other=-1) >= 0
@@ -95,8 +98,10 @@ def _observe_matches(
     kind = tl.num_programs(0) * tl.num_programs(1)
     at = length * tl.num_programs(1) + level
     sampled, accepted_sampled = tl.sum(of_sampled, axis=0), tl.sum(accepted_of_sampled, axis=0)
-    greedy = tl.sum(judged, axis=0) - sampled
-    accepted_greedy = tl.sum(accepted, axis=0) - accepted_sampled
+    all_accepted = tl.sum(accepted, axis=0)
+    greedy, accepted_greedy = tl.sum(judged, axis=0) - sampled, all_accepted - accepted_sampled
+    tl.atomic_add(totals, tl.sum(verified_here, axis=0).to(tl.int64))
+    tl.atomic_add(totals + 1, all_accepted.to(tl.int64))
     _count(counts + 2 * at, probabilities + at, greedy, accepted_greedy, memory)
     at += kind
     _count(counts + 2 * at, probabilities + at, sampled, accepted_sampled, memory)
@@ -109,6 +114,7 @@ def observe_matches(
     memory: float,
     counts: Tensor,
     probabilities: Tensor,
+    totals: Tensor,
 ) -> None:
     """Add a step's judged nodes that are on paths, and say how probable such nodes are.
 
@@ -120,6 +126,7 @@ def observe_matches(
         counts: [2, LONGEST_MATCH, D, 2] fp32, of greedy and of sampled requests, by length and
             depth: nodes judged (above 0) and accepted; changed.
         probabilities: [2, LONGEST_MATCH, D] fp32, written.
+        totals: [2] int64, added to: nodes on paths that were verified, and those accepted.
 
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
@@ -130,25 +137,21 @@ def observe_matches(
     require(
         1 <= requests <= rows[0], f"entries: {requests} requests, trees have room for {rows[0]}"
     )
-    shapes: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
-        "entries": (entries, (requests,), torch.int64),
-        "match_lengths": (match_lengths, tuple(match_lengths.shape), torch.int32),
-        "trees.tokens": (trees.tokens, rows, torch.int32),
-        "trees.parents": (trees.parents, rows, torch.int32),
-        "trees.depths": (trees.depths, rows, torch.int32),
-        "trees.num_verified": (trees.num_verified, rows[:1], torch.int32),
-        "trees.path": (trees.path, rows, torch.int32),
-        "trees.temperatures": (trees.temperatures, rows[:1], torch.float32),
-        "counts": (counts, (2, matches, depth, 2), torch.float32),
-        "probabilities": (probabilities, (2, matches, depth), torch.float32),
-    }
-    for name, (tensor, shape, dtype) in shapes.items():
-        require(
-            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
-            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
-            f"{list(tensor.shape)} {tensor.dtype}",
-        )
-        require_same_device(match_lengths, **{name: tensor})
+    int32, float32 = torch.int32, torch.float32
+    require_layout(
+        match_lengths.device,
+        entries=(entries, torch.int64, (requests,)),
+        match_lengths=(match_lengths, int32, (1, slots)),
+        tokens=(trees.tokens, int32, rows),
+        parents=(trees.parents, int32, rows),
+        depths=(trees.depths, int32, rows),
+        num_verified=(trees.num_verified, int32, rows[:1]),
+        path=(trees.path, int32, rows),
+        temperatures=(trees.temperatures, float32, rows[:1]),
+        counts=(counts, float32, (2, matches, depth, 2)),
+        probabilities=(probabilities, float32, (2, matches, depth)),
+        totals=(totals, torch.int64, (2,)),
+    )
     require(depth < slots, f"probabilities: of {depth} depths, trees have {slots - 1} nodes")
     block = triton.next_power_of_2(slots)
     _observe_matches[(matches, depth)](
@@ -157,6 +160,7 @@ def observe_matches(
         *trees,
         counts,
         probabilities,
+        totals,
         memory,
         requests,
         SLOTS=slots,

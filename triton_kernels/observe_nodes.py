@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import require, require_same_device
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 
 COLUMNS = 6
 """Sums by depth."""
@@ -164,27 +164,22 @@ def observe_nodes(
     requests, slots = entries.shape[0], log_odds.shape[1]
     depths, num = biases.shape[-1], biases.shape[-1] * COLUMNS
     rows = (trees.tokens.shape[0], slots)
-    shapes: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
-        "entries": (entries, (requests,), torch.int64),
-        "log_odds": (log_odds, tuple(log_odds.shape), torch.float32),
-        "trees.tokens": (trees.tokens, rows, torch.int32),
-        "trees.parents": (trees.parents, rows, torch.int32),
-        "trees.depths": (trees.depths, rows, torch.int32),
-        "trees.num_verified": (trees.num_verified, rows[:1], torch.int32),
-        "trees.path": (trees.path, rows, torch.int32),
-        "trees.temperatures": (trees.temperatures, rows[:1], torch.float32),
-        "slopes": (slopes, (2, 1), torch.float32),
-        "biases": (biases, (2, depths), torch.float32),
-        "sums": (sums, (sums.shape[0], depths, COLUMNS), torch.float32),
-        "statistics": (statistics, (2, depths, COLUMNS), torch.float32),
-    }
-    for name, (tensor, shape, dtype) in shapes.items():
-        require(
-            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
-            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
-            f"{list(tensor.shape)} {tensor.dtype}",
-        )
-        require_same_device(log_odds, **{name: tensor})
+    int32, float32 = torch.int32, torch.float32
+    require_layout(
+        log_odds.device,
+        entries=(entries, torch.int64, (requests,)),
+        log_odds=(log_odds, float32, (1, slots)),
+        tokens=(trees.tokens, int32, rows),
+        parents=(trees.parents, int32, rows),
+        depths=(trees.depths, int32, rows),
+        num_verified=(trees.num_verified, int32, rows[:1]),
+        path=(trees.path, int32, rows),
+        temperatures=(trees.temperatures, float32, rows[:1]),
+        slopes=(slopes, float32, (2, 1)),
+        biases=(biases, float32, (2, depths)),
+        sums=(sums, float32, (1, depths, COLUMNS)),
+        statistics=(statistics, float32, (2, depths, COLUMNS)),
+    )
     require(
         1 <= requests <= min(rows[0], sums.shape[0]),
         f"entries: {requests} requests, trees and sums have room for {min(rows[0], sums.shape[0])}",

@@ -12,12 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_integers,
-    require_last_dim_contiguous,
-    require_same_device,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 
 
@@ -59,24 +54,21 @@ def add_depths(staged: StagedTrees, cu_num_logits: Tensor, positions: Tensor) ->
     Raises:
         ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
-    require_integers(torch.int32, cu_num_logits=cu_num_logits)
-    require(
-        positions.dtype == torch.int64 and positions.dim() == 2,
-        f"positions: expected two dimensions of torch.int64, got {list(positions.shape)} "
-        f"{positions.dtype}",
-    )
-    require_last_dim_contiguous(positions=positions)
-    require_same_device(staged.tokens, cu_num_logits=cu_num_logits, positions=positions)
     requests, slots = cu_num_logits.shape[0] - 1, staged.tokens.shape[1]
-    have = staged.num_nodes.shape[0]
-    require(have >= requests, f"staged: {have} is too few, needed are {requests}")
+    require(positions.dim() == 2, f"positions: expected two dimensions, got {positions.dim()}")
+    require_layout(
+        staged.tokens.device,
+        cu_num_logits=(cu_num_logits, torch.int32, (1,)),
+        positions=(positions, torch.int64, (1, positions.shape[1])),
+        staged=(staged.num_nodes, torch.int32, (requests,)),
+    )
     _add_depths[(requests,)](
         cu_num_logits,
         staged.num_nodes,
         staged.row_start,
         staged.depths,
         positions,
-        positions.stride(0),
+        positions.shape[1],
         DIMENSIONS=positions.shape[0],
         SLOTS=slots,
         BLOCK=triton.next_power_of_2(slots),

@@ -19,19 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_integers,
-    require_last_dim_contiguous,
-    require_same_device,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_layout
 
 
 # One kernel for any number of requests: Triton would compile others for 1 and multiples of 16, and
 # a server would meet them, and wait for them, while it serves.
 @triton.jit(do_not_specialize=["num_requests"])
 def _stage_trees(
-    idx_mapping,  # [R] int32 or int64
+    idx_mapping,  # [R] int64
     query_start_loc,  # [R+1] int32
     cu_num_logits,  # [R+1] int32
     seq_lens,  # [R] int32
@@ -47,7 +42,7 @@ def _stage_trees(
     num_nodes,  # [R] int32, written
     context_lens,  # [R] int32, written
     row_start,  # [R] int32, written
-    positions,  # [rows] int32 or int64, changed
+    positions,  # [rows] int64, changed
     num_requests,
     SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -118,12 +113,12 @@ def stage_trees(
 
     Args:
         table: the drafter's trees by request slot.
-        idx_mapping: [R] int32 or int64, the slot of each request.
+        idx_mapping: [R] int64, the slot of each request.
         query_start_loc: [>= R+1] int32, the step's rows by request.
         cu_num_logits: [R+1] int32, likewise the rows that logits are computed for: each
             request's last ones, between 1 and K+1.
         seq_lens: [>= R] int32, context and query together.
-        positions: [rows] int32 or int64, linear; changed in place to n + depth.
+        positions: [rows] int64, linear; changed in place to n + depth.
         out: as many nodes as `table`, and at least `num_padded` requests.
         num_padded: requests to write, at least R; those beyond R become empty.
 
@@ -133,41 +128,20 @@ def stage_trees(
     Raises:
         ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
-    require_integers(
-        torch.int32,
-        query_start_loc=query_start_loc,
-        cu_num_logits=cu_num_logits,
-        seq_lens=seq_lens,
-    )
-    for name, tensor in {"idx_mapping": idx_mapping, "positions": positions}.items():
-        require(
-            tensor.dtype in (torch.int32, torch.int64) and tensor.dim() == 1,
-            f"{name}: expected one dimension of int32 or int64, got {list(tensor.shape)} "
-            f"{tensor.dtype}",
-        )
-    require_last_dim_contiguous(idx_mapping=idx_mapping, positions=positions)
-    requests = idx_mapping.shape[0]
-    for name, size, needed in (
-        ("query_start_loc", query_start_loc.shape[0], requests + 1),
-        ("cu_num_logits", cu_num_logits.shape[0], requests + 1),
-        ("seq_lens", seq_lens.shape[0], requests),
-        ("num_padded", num_padded, requests),
-        ("out", out.num_nodes.shape[0], num_padded),
-    ):
-        require(size >= needed, f"{name}: {size} is too few, needed are {needed}")
-    slots = out.tokens.shape[1]
+    requests, slots, int32 = idx_mapping.shape[0], out.tokens.shape[1], torch.int32
     require(
         table.tokens.shape[1] == slots,
         f"out: trees of {slots} nodes cannot hold the table's of {table.tokens.shape[1]}",
     )
-    require_same_device(
-        table.tokens,
-        idx_mapping=idx_mapping,
-        query_start_loc=query_start_loc,
-        cu_num_logits=cu_num_logits,
-        seq_lens=seq_lens,
-        positions=positions,
-        out=out.tokens,
+    require(num_padded >= requests, f"num_padded: {num_padded} is too few for {requests} requests")
+    require_layout(
+        table.tokens.device,
+        idx_mapping=(idx_mapping, torch.int64, (1,)),
+        query_start_loc=(query_start_loc, int32, (requests + 1,)),
+        cu_num_logits=(cu_num_logits, int32, (requests + 1,)),
+        seq_lens=(seq_lens, int32, (requests,)),
+        positions=(positions, torch.int64, (1,)),
+        out=(out.num_nodes, int32, (num_padded,)),
     )
     words = out.ancestors.shape[2]
     _stage_trees[(num_padded,)](

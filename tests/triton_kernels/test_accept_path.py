@@ -24,10 +24,12 @@ from redrafter_testing.algorithm.tree_batches import (
     token_trees,
 )
 from vllm_redrafter.tree.acceptance import accept_path as torch_accept_path
-from vllm_redrafter.triton_kernels.accept_path import accept_path
+from vllm_redrafter.triton_kernels.accept_path import AcceptedPaths, SampledRows, accept_path
+from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
 
 SENTINEL = -77
-OUTPUTS = ("output_tokens", "num_sampled", "path", "last_row")
+READING = 3
+"""The prompt of every third request goes on."""
 
 
 @dataclass(frozen=True)
@@ -49,64 +51,85 @@ class Walk:
         return cls([9000, *range(1, len(parents))], parents, sampled)
 
 
-def arguments(
-    device: torch.device,
-    walks: Sequence[Walk],
-    slots: int,
-    *,
-    dtype: torch.dtype = torch.int64,
-    wider: tuple[int, int] = (0, 0),
-) -> dict[str, Any]:
+def arguments(device: torch.device, walks: Sequence[Walk], slots: int) -> dict[str, Any]:
     """What `accept_path` takes: garbage where no node is, sentinels where it writes.
 
-    Rows stand apart and in reverse order; outputs have 2 requests and `wider` columns more.
+    Requests have more rows than nodes, and slots in reverse order; rows stand in the step in
+    reverse order; buffers have 2 requests more.
     """
+    requests, room = len(walks), len(walks) + 2
     tree = token_trees([w.parents for w in walks], slots, [w.tokens for w in walks])
-    sampled, row_start = [GARBAGE], [0] * len(walks)
-    for request, walk in reversed(list(enumerate(walks))):
-        row_start[request] = len(sampled)
+    trees = TreeBuffers(room, slots - 1, device)
+    for name in ("tokens", "parents", "depths", "ancestors"):
+        getattr(trees, name)[:requests] = poisoned(getattr(tree, name), tree).to(device)
+    trees.num_nodes[:requests] = tree.num_nodes.to(device)
+    sampled: list[int] = []
+    starts = [0]
+    for walk in walks:
         sampled += [*walk.sampled, GARBAGE, -1]
+        starts.append(len(sampled))
+    lengths = torch.arange(requests, dtype=torch.int32)
+    goes_on = (torch.arange(requests) % READING == READING - 1).int()
+    rows = SampledRows(
+        torch.tensor(starts, dtype=torch.int32),
+        torch.arange(len(sampled)).flip(0),
+        lengths,
+        torch.arange(requests).flip(0),
+        (lengths + goes_on).flip(0),
+    )
 
-    def out(*size: int) -> Tensor:
-        return torch.full(size, SENTINEL, dtype=torch.int32)
+    def out(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.full(size, SENTINEL, dtype=dtype, device=device)
 
-    room = len(walks) + 2
-    values: dict[str, Tensor] = {
-        "tokens": poisoned(tree.tokens, tree),
-        "parents": poisoned(tree.parents, tree),
-        "depths": poisoned(tree.depths, tree),
-        "ancestors": poisoned(tree.ancestors, tree),
-        "num_nodes": tree.num_nodes,
-        "sampled": torch.tensor(sampled, dtype=dtype),
-        "row_start": torch.tensor(row_start, dtype=torch.int32),
-        "output_tokens": out(room, slots + wider[0]),
-        "num_sampled": out(room),
-        "path": out(room, slots + wider[1]),
-        "last_row": out(room),
+    paths = AcceptedPaths(
+        *(out(room, slots), out(room), out(room), out(room, slots)),
+        last_rows=out(room, dtype=torch.int64),
+        counts=torch.zeros(3, dtype=torch.int64, device=device),
+    )
+    return {
+        "trees": trees,
+        "rows": SampledRows(*(part.to(device) for part in rows)),
+        "sampled": torch.tensor(sampled).to(device),
+        "out": paths,
+        "requests": slice(0, requests),
     }
-    return {name: value.to(device) for name, value in values.items()}
 
 
-def check(device: torch.device, walks: Sequence[Walk], slots: int, **options: Any) -> None:
-    """The kernel's outputs are those of the torch walk, and nothing else is written."""
-    call = arguments(device, walks, slots, **options)
-    accept_path(**call)
-    out = {name: call[name].cpu() for name in OUTPUTS}
+def check(device: torch.device, walks: Sequence[Walk], slots: int) -> None:
+    """The kernel's outputs are those of the torch walk, in two parts, and nothing else is
+    written."""
+    call = arguments(device, walks, slots)
+    sampled, starts = call["sampled"], call["rows"].cu_num_logits.tolist()
+    middle = starts[len(walks) // 2]
+    for part, rows in (
+        (slice(0, len(walks) // 2), slice(0, middle)),
+        (slice(len(walks) // 2, len(walks)), slice(middle, starts[-1])),
+    ):
+        if part.start < part.stop:
+            changed = {"requests": part, "sampled": sampled[rows], "first_row": rows.start}
+            accept_path(**call | changed)
+    out = AcceptedPaths(*(part.cpu() for part in call["out"]))
 
     tree = token_trees([w.parents for w in walks], slots, [w.tokens for w in walks])
-    sampled = torch.zeros(len(walks), slots, dtype=torch.int64)
+    padded = torch.zeros(len(walks), slots, dtype=torch.int64)
     for request, walk in enumerate(walks):
-        sampled[request, : len(walk.sampled)] = torch.tensor(walk.sampled)
-    scored = torch_accept_path(tree, sampled)
+        padded[request, : len(walk.sampled)] = torch.tensor(walk.sampled)
+    scored = torch_accept_path(tree, padded)
 
     requests = len(walks)
-    for name, expected in (("output_tokens", scored.output_tokens), ("path", scored.path.int())):
-        assert torch.equal(out[name][:requests, :slots], expected)
-        assert (out[name][:requests, slots:] == -1).all()
-    assert torch.equal(out["num_sampled"][:requests], scored.num_sampled)
-    assert torch.equal(out["last_row"][:requests] - call["row_start"].cpu(), scored.last_node)
-    for name in OUTPUTS:
-        assert (out[name][requests:] == SENTINEL).all(), f"{name}: another request's is written"
+    assert torch.equal(out.tokens[:requests], scored.output_tokens)
+    assert torch.equal(out.path[:requests], scored.path.int())
+    first, rows_of = torch.tensor(starts[:-1]), torch.tensor(starts).diff()
+    last_rows = starts[-1] - 1 - (first + scored.last_node)
+    assert torch.equal(out.last_rows[:requests], last_rows)
+    outputs = torch.arange(requests) % READING != READING - 1
+    assert torch.equal(out.num_sampled[:requests], scored.num_sampled * outputs)
+    assert torch.equal(out.num_rejected[:requests], (rows_of - scored.num_sampled) * outputs)
+    nodes = tree.num_nodes - 1
+    counted = [(nodes > 0).sum(), nodes.sum(), scored.num_sampled[nodes > 0].sum()]
+    assert out.counts.tolist() == counted
+    for written in out[:-1]:
+        assert (written[requests:] == SENTINEL).all(), "another request's is written"
 
 
 @st.composite
@@ -122,21 +145,13 @@ def some_walks(draw: st.DrawFn) -> Walk:
 @given(
     walks=st.lists(some_walks(), min_size=1, max_size=4),
     slots=st.sampled_from([21, 33]),
-    dtype=st.sampled_from([torch.int32, torch.int64]),
-    wider=st.sampled_from([(0, 0), (3, 12)]),
 )
-def test_the_path_is_the_reference_s(
-    device: torch.device,
-    walks: list[Walk],
-    slots: int,
-    dtype: torch.dtype,
-    wider: tuple[int, int],
-) -> None:
-    check(device, walks, slots, dtype=dtype, wider=wider)
+def test_the_path_is_the_reference_s(device: torch.device, walks: list[Walk], slots: int) -> None:
+    check(device, walks, slots)
 
 
 @pytest.mark.parametrize("shape", [chain, star, bushy])
-@pytest.mark.parametrize("slots", [1, 5, 33, 128])
+@pytest.mark.parametrize("slots", [2, 5, 33, 128])
 def test_every_bit_of_every_word_counts(
     device: torch.device, shape: Callable[[int], list[int]], slots: int
 ) -> None:
@@ -145,39 +160,31 @@ def test_every_bit_of_every_word_counts(
     check(device, [Walk.to(min(node, slots - 1), shape(slots)) for node in ends], slots)
 
 
-INTEGERS = (
-    *("tokens", "parents", "depths", "ancestors", "num_nodes", "row_start"),
-    *("output_tokens", "num_sampled", "path", "last_row"),
-)
 REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    *((name, Tensor.long) for name in INTEGERS),
-    *((name, strided) for name in (*INTEGERS, "sampled")),
-    *((name, lambda tensor: tensor.to("meta")) for name in (*INTEGERS[1:], "sampled")),
-    *((name, lambda tensor: tensor[:1]) for name in INTEGERS if name != "num_nodes"),
-    *((name, lambda tensor: tensor[:, :8]) for name in ("parents", "output_tokens", "path")),
-    ("ancestors", lambda bits: bits[..., :1]),
-    ("sampled", Tensor.float),
+    *((name, Tensor.float) for name in ("sampled", *SampledRows._fields, *AcceptedPaths._fields)),
+    *((name, strided) for name in ("sampled", "tokens", "path")),
+    *((name, lambda tensor: tensor.to("meta")) for name in ("sampled", "counts", "seq_lens")),
+    *((name, lambda tensor: tensor[:1]) for name in ("cu_num_logits", *AcceptedPaths._fields)),
+    *((name, lambda tensor: tensor[:, :8]) for name in ("tokens", "path")),
     ("sampled", lambda sampled: sampled.unsqueeze(1)),
 ]
 
 
-@pytest.fixture(scope="module")
-def good_arguments(device: torch.device) -> dict[str, Any]:
-    call = arguments(device, [Walk.to(3, chain(40)), Walk.to(39, bushy(40))], 40)
-    for name in ("output_tokens", "num_sampled", "path", "last_row"):
-        call[name] = call[name][:2]
-    accept_path(**call)
-    return call
-
-
 @pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_what_does_not_fit_is_refused_by_name(
-    good_arguments: dict[str, Any], name: str, spoil: Callable[[Tensor], Tensor]
+    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
 ) -> None:
+    call = arguments(device, [Walk.to(3, chain(40)), Walk.to(39, bushy(40))], 40)
+    for group in ("rows", "out"):
+        if name in call[group]._fields:
+            call[group] = call[group]._replace(**{name: spoil(getattr(call[group], name))})
+    if name in call:
+        call[name] = spoil(call[name])
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        accept_path(**good_arguments | {name: spoil(good_arguments[name])})
+        accept_path(**call)
 
 
-def test_more_than_128_nodes_are_refused(device: torch.device) -> None:
-    with pytest.raises(ValueError, match=r"^tokens: at most 128 nodes, got 129"):
-        accept_path(**arguments(device, [Walk.to(3, chain(129))], 129))
+def test_more_requests_than_trees_are_refused(device: torch.device) -> None:
+    call = arguments(device, [Walk.to(3, chain(5))], 5)
+    with pytest.raises(ValueError, match=r"^trees: of fewer than 4 requests"):
+        accept_path(**call | {"requests": slice(0, 4)})

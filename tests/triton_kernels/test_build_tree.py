@@ -18,7 +18,6 @@ from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.build_tree import (
     MAX_CANDIDATES,
-    DraftRows,
     NodeLimits,
     ScoredTrees,
     TreeBuffers,
@@ -27,7 +26,6 @@ from vllm_redrafter.triton_kernels.build_tree import (
 
 SENTINEL = -77
 FIELDS = ("tokens", "parents", "depths", "num_nodes", "ancestors")
-INTEGERS = st.sampled_from([torch.int32, torch.int64])
 
 
 def buffers(device: torch.device, max_requests: int, max_nodes: int) -> TreeBuffers:
@@ -38,8 +36,8 @@ def buffers(device: torch.device, max_requests: int, max_nodes: int) -> TreeBuff
     return out
 
 
-def roots(requests: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    return torch.arange(requests, dtype=dtype) + 100
+def roots(requests: int) -> Tensor:
+    return torch.arange(requests) + 100
 
 
 def on(device: torch.device, explored: ExploredNodes) -> list[Tensor]:
@@ -103,33 +101,34 @@ def searches(draw: st.DrawFn) -> ExploredNodes:
 def test_trees_with_all_that_goes_with_them_are_the_reference_s(
     device: torch.device, explored: ExploredNodes, max_nodes: int, data: st.DataObject
 ) -> None:
-    """Chains beside trees, limits of any size, entries in any order, integers of either type."""
+    """Chains beside trees, limits of any size, entries in any order."""
     requests, shape = len(explored.tokens), explored.tokens.shape
-    chain = torch.tensor(data.draw(st.lists(st.booleans(), min_size=requests, max_size=requests)))
-    limits = data.draw(st.lists(st.integers(1, 50), min_size=requests, max_size=requests))
+    chains = torch.tensor(data.draw(st.lists(st.booleans(), min_size=4, max_size=4)))
+    limits = torch.tensor(data.draw(st.lists(st.integers(1, 50), min_size=4, max_size=4)))
     entries = torch.tensor(data.draw(st.permutations(range(requests + 1)))[:requests])
+    chain, (chains, limits) = chains[entries], (chains[: requests + 1], limits[: requests + 1])
     log_odds, lengths = torch.randn(shape), torch.arange(explored.tokens.numel()).view(shape) % 6
     out = ScoredTrees(requests + 1, max_nodes, device)
-    for field in (out.tokens, out.num_nodes, out.log_probs, out.log_odds, out.match_lengths):
+    fields = out.tokens, out.num_nodes, out.log_probs, out.log_odds, out.match_lengths, out.probs
+    for field in fields:
         field.fill_(SENTINEL)
     tokens = torch.full((requests, max_nodes), SENTINEL, device=device)
-    probs = torch.full((requests, max_nodes), math.nan, device=device)
     build_tree(
-        roots(requests, data.draw(INTEGERS)).to(device),
-        explored.tokens.to(data.draw(INTEGERS)).to(device),
-        poisoned_pointers(explored).to(data.draw(INTEGERS)).to(device),
+        roots(requests).to(device),
+        explored.tokens.to(device),
+        poisoned_pointers(explored).to(device),
         explored.log_probs.to(device),
         out,
-        entries=entries.to(data.draw(INTEGERS)).to(device),
+        entries=entries.to(device),
         log_odds=log_odds.to(device),
         match_lengths=lengths.int().to(device),
-        node_limits=NodeLimits(chain.int().to(device), torch.tensor(limits).int().to(device)),
-        rows=DraftRows(tokens, probs),
+        node_limits=NodeLimits(chains.int().to(device), limits.int().to(device)),
+        drafts=tokens,
     )
     expected = TokenTree.from_explored(roots(requests), explored, max_nodes, chain=chain)
     for name in ("tokens", "parents", "depths", "ancestors"):
         assert torch.equal(getattr(out, name)[entries].cpu(), getattr(expected, name)), name
-    most = torch.tensor(limits) + 1
+    most = limits[entries] + 1
     assert torch.equal(out.num_nodes[entries].cpu(), expected.num_nodes.minimum(most).int())
     assert torch.equal(tokens.cpu(), expected.tokens[:, 1:].clamp(min=0).long())
 
@@ -146,11 +145,12 @@ def test_trees_with_all_that_goes_with_them_are_the_reference_s(
         own = of_node.flatten(1).gather(1, kept.long().clamp(min=0)).masked_fill(kept < 0, unused)
         assert torch.equal(found[:, 1:], own.to(found.dtype)) and not found[:, 0].any(), name
     (other,) = {*range(requests + 1)} - {*entries.tolist()}
-    for field in (out.tokens, out.num_nodes, out.log_probs, out.log_odds, out.match_lengths):
+    for field in fields:
         assert (field[other] == SENTINEL).all(), "another entry is written"
     scores = out.log_probs[entries].cpu()[:, 1:].exp()
     within = torch.arange(1, max_nodes + 1) < torch.minimum(most, expected.num_nodes)[:, None]
-    torch.testing.assert_close(probs.cpu().cumprod(dim=1), scores.masked_fill(~within, 0.0))
+    probs = out.probs[entries].cpu()[:, 1:]
+    torch.testing.assert_close(probs.cumprod(dim=1), scores.masked_fill(~within, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -208,22 +208,21 @@ def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None
     explored = ExploredNodes(*(torch.zeros(2, 2, 3) for _ in range(3)))
     arguments = (roots(2), explored.tokens.long(), explored.back_pointers.long())
     numbers = torch.zeros(2, dtype=torch.int32)
-    tokens, probs = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4)
-    limits = {"node_limits": NodeLimits(numbers, numbers)}
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
     wide, entries = torch.zeros(2, 2, 3), torch.zeros(2, dtype=torch.int64)
     for changed, named in (
         ({"log_odds": wide[..., :2]}, "log_odds"),
         ({"match_lengths": wide.long()}, "match_lengths"),
-        ({"entries": entries.float()}, "entries: expected int32 or int64"),
-        ({"entries": entries[:1]}, r"entries: expected \[2\], got \[1\]"),
-        ({"node_limits": NodeLimits(numbers.bool(), numbers)}, "node_limits.chains"),
-        ({"node_limits": NodeLimits(numbers, numbers[:1])}, "node_limits.limits"),
-        ({"rows": DraftRows(tokens[:, :3], None)}, "rows.tokens"),
-        ({"rows": DraftRows(tokens, probs), **limits}, "rows.probs: need"),
-        ({**limits, "log_odds": wide, "rows": DraftRows(tokens, probs[:1])}, "rows.probs: must"),
+        ({"entries": entries.float()}, "entries: expected contiguous torch.int64"),
+        ({"entries": entries[:1]}, r"entries: expected .* \[2\] or more"),
+        ({"node_limits": NodeLimits(numbers.bool(), numbers)}, "chains"),
+        ({"node_limits": NodeLimits(numbers, numbers[:1])}, "limits"),
+        ({"drafts": tokens[:, :3]}, "drafts: expected"),
+        ({"log_odds": wide, "out": TreeBuffers(2, 4, "cpu")}, "out: must be ScoredTrees"),
     ):
         with pytest.raises(ValueError, match=named):
-            build_tree(*arguments, explored.log_probs, ScoredTrees(2, 4, "cpu"), **changed)
+            given: dict[str, Any] = {"out": ScoredTrees(2, 4, "cpu"), **changed}
+            build_tree(*arguments, explored.log_probs, **given)
 
 
 def test_buffers_too_small_too_large_or_elsewhere_are_refused(device: torch.device) -> None:

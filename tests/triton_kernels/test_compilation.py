@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 AROUND_ATTENTION = {
+    "_admit_nodes",
     "_stage_trees",
     "_add_depths",
     "_accept_path",
     "_compact",
+    "_load_drafts",
     "_select_nodes",
     "_finish_trees",
 }

@@ -137,11 +137,14 @@ def test_log_odds_of_any_probability_are_those_of_float64(device: torch.device) 
     ("changed", "named"),
     [
         ({"level": 2}, "level"),
-        ({"level": 1}, "top.logits"),
-        ({"top": TopTokens(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2))}, "top.tokens"),
-        ({"survival": (torch.zeros(2), *KNOWN[1:])}, "survival's slopes"),
-        ({"survival": (KNOWN[0], torch.zeros(2, 1), KNOWN[2])}, "survival's biases"),
-        ({"survival": KNOWN}, "survival's temperatures"),
+        ({"level": 1}, "logits: expected"),
+        (
+            {"top": TopTokens(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2))},
+            "tokens: expected",
+        ),
+        ({"survival": (torch.zeros(2), *KNOWN[1:])}, "slopes: expected"),
+        ({"survival": (KNOWN[0], torch.zeros(2, 1), KNOWN[2])}, "biases: expected"),
+        ({"survival": KNOWN}, "temperatures: expected"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:

@@ -101,7 +101,7 @@ def test_log_odds_are_left_alone_where_nobody_asks(device: torch.device) -> None
         ({"temperatures": torch.zeros(4).double()}, "temperatures"),
         ({"paths": MatchBuffers(3, 2, 5, 8, "cpu")}, "search: 4 requests"),
         ({"out": JoinedBuffers(4, (3, 3), (1, 5), "cpu")}, "out: expected a grid"),
-        ({"search": SearchedNodes(*torch.zeros(3, 4, 3, 3), None)}, "search.tokens"),
+        ({"search": SearchedNodes(*torch.zeros(3, 4, 3, 3), None)}, "tokens: expected"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:

@@ -105,14 +105,20 @@ def test_probabilities_are_those_of_the_cpu_engine(
     monkeypatch.setattr("vllm_redrafter.drafting.acceptance_model.MEMORY", memory)
     reference = MatchAcceptance(DEPTH)
     counts, probabilities = prior(device)
-    observed = 0
+    observed, totals = 0, torch.zeros(2, dtype=torch.int64, device=device)
+    verified_nodes = accepted_nodes = 0
     for seed in range(steps):
         trees, entries, _ = random_step(requests, slots, device, seed)
         match_lengths = lengths_of(requests + 2, slots, seed)
-        observe_matches(entries, match_lengths.to(device), trees, memory, counts, probabilities)
+        given = entries, match_lengths.to(device), trees, memory, counts, probabilities
+        observe_matches(*given, totals)
         judged, accepted = (part.cpu() for part in judged_and_accepted(trees, len(entries)))
         depths, own = trees.depths.cpu(), match_lengths[entries.cpu()]
-        judged &= (own > 0) & (depths <= DEPTH)
+        node, num_verified = torch.arange(slots), trees.num_verified.cpu()[:, None]
+        on_path = (own > 0) & (depths <= DEPTH)
+        verified_nodes += int((on_path & (node > 0) & (node < num_verified)).sum())
+        judged &= on_path
+        accepted_nodes += int((judged & accepted).sum())
         request, _ = judged.nonzero(as_tuple=True)
         reference.observe(
             (trees.temperatures.cpu() > 0)[request].numpy(),
@@ -122,6 +128,7 @@ def test_probabilities_are_those_of_the_cpu_engine(
         )
         observed += len(request)
     assert observed > steps // 2
+    assert totals.tolist() == [verified_nodes, accepted_nodes]
     found = probabilities.cpu().numpy()
     np.testing.assert_allclose(found, reference.probabilities, rtol=1e-4, atol=1e-6)
     assert counts[..., 0].max() <= memory * (1 + 1e-6)
@@ -130,7 +137,7 @@ def test_probabilities_are_those_of_the_cpu_engine(
 
 
 ENTRIES = [
-    ({"entries": torch.zeros(2)}, "entries: must"),
+    ({"entries": torch.zeros(2)}, "entries: expected"),
     ({"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
 ]
 
@@ -169,5 +176,6 @@ def test_matches_that_do_not_fit_are_named(changed: dict[str, Any], named: str) 
     arguments: dict[str, Any] = {"entries": entries, "trees": trees, "memory": MEMORY}
     arguments |= {"counts": counts, "probabilities": probabilities}
     arguments |= {"match_lengths": torch.zeros(4, 5).int()}
+    arguments |= {"totals": torch.zeros(2, dtype=torch.int64)}
     with pytest.raises(ValueError, match=named):
         observe_matches(**arguments | changed)

@@ -52,7 +52,6 @@ def check(
     max_nodes: int,
     batch: Sequence[Request],
     padding: int,
-    integers: torch.dtype,
 ) -> None:
     """Requests have their first nodes, and other rows and requests are left alone."""
     table, out = table_of(trees, max_nodes, device), StagedTrees(9, max_nodes, device)
@@ -61,11 +60,11 @@ def check(
     ends = torch.tensor([0, *(r.query for r in batch)]).cumsum(0)
     logits = torch.tensor([0, *(r.logits for r in batch)]).cumsum(0)
     positions = [r.context + row for r in batch for row in range(r.query)] + [SENTINEL]
-    moved = torch.tensor(positions, dtype=integers, device=device)
+    moved = torch.tensor(positions, dtype=torch.int64, device=device)
     cu_num_logits = logits.int().to(device)
     stage_trees(
         table,
-        torch.tensor([r.slot for r in batch], dtype=integers, device=device),
+        torch.tensor([r.slot for r in batch], dtype=torch.int64, device=device),
         ends.int().to(device),
         cu_num_logits,
         torch.tensor([r.context + r.query for r in batch], dtype=torch.int32, device=device),
@@ -109,8 +108,7 @@ def test_any_batch_is_staged(device: torch.device, data: st.DataObject) -> None:
         more = data.draw(st.sampled_from([0, 0, 3])) if logits == 1 else 0
         batch.append(Request(slot, data.draw(st.integers(0, 90)), logits + more, logits))
     trees = [bushy(n, seed=n) for n in nodes]
-    integers = data.draw(st.sampled_from([torch.int32, torch.int64]))
-    check(device, trees, max_nodes, batch, data.draw(st.integers(0, 2)), integers)
+    check(device, trees, max_nodes, batch, data.draw(st.integers(0, 2)))
 
 
 def test_what_does_not_fit_a_batch_is_named(device: torch.device) -> None:
@@ -120,16 +118,17 @@ def test_what_does_not_fit_a_batch_is_named(device: torch.device) -> None:
     def integers(*values: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    batch = integers(0), integers(0, 4), integers(0, 4), integers(9), integers(5, 6, 7, 8)
+    positions = integers(5, 6, 7, 8).long()
+    batch = integers(0).long(), integers(0, 4), integers(0, 4), integers(9), positions
     names = "idx_mapping", "query_start_loc", "cu_num_logits", "seq_lens", "positions"
     good = {**dict(zip(names, batch, strict=True)), "out": out, "num_padded": 1}
     stage_trees(table, **good)
     for change, message in (
-        ({"seq_lens": integers(9).long()}, "seq_lens: expected torch.int32"),
-        ({"cu_num_logits": integers(4)}, "cu_num_logits: 1 is too few, needed are 2"),
-        ({"num_padded": 2}, "out: 1 is too few, needed are 2"),
+        ({"seq_lens": integers(9).long()}, "seq_lens: expected contiguous torch.int32"),
+        ({"cu_num_logits": integers(4)}, "cu_num_logits: expected"),
+        ({"num_padded": 2}, r"out: expected .* \[2\] or more"),
         ({"num_padded": 0}, "num_padded: 0 is too few"),
-        ({"positions": torch.zeros(4, device=device)}, "positions: expected one dimension"),
+        ({"positions": torch.zeros(4, device=device)}, "positions: expected"),
         ({"out": StagedTrees(1, 2, device)}, "trees of 3 nodes cannot hold the table's of 4"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -143,11 +142,11 @@ def test_what_does_not_fit_the_positions_is_named(device: torch.device) -> None:
     positions = torch.zeros(3, 9, dtype=torch.int64, device=device)
     add_depths(staged, sums, positions)
     for arguments, message in (
-        ((staged, sums.long(), positions), "cu_num_logits: expected torch.int32"),
-        ((staged, sums, positions[0]), "positions: expected two dimensions of torch.int64"),
-        ((staged, sums, positions.int()), "positions: expected two dimensions of torch.int64"),
+        ((staged, sums.long(), positions), "cu_num_logits: expected contiguous torch.int32"),
+        ((staged, sums, positions[0]), "positions: expected two dimensions"),
+        ((staged, sums, positions.int()), "positions: expected contiguous torch.int64"),
         ((staged, sums, positions.T), "positions"),
-        ((staged, sums.repeat(3), positions), "staged: 2 is too few, needed are 5"),
+        ((staged, sums.repeat(3), positions), "staged: expected"),
     ):
         with pytest.raises(ValueError, match=message):
             add_depths(*arguments)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a batch drafts, and what the host knows when it decides; vLLM's manager on a CPU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
-from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
+from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 from vllm_redrafter.budget.acceptance import SurvivalProfile
 from vllm_redrafter.budget.planner import BLOCK, ArmChoice
-from vllm_redrafter.engine.cuda import budget as budget_module
-from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.stats import StepTimer
+
+import_interpreted("vllm_redrafter.triton_kernels.admit_nodes", "vllm_redrafter.engine.cuda.budget")
+from vllm_redrafter.engine.cuda import budget as budget_module  # noqa: E402
+from vllm_redrafter.engine.cuda.budget import TreeBudget  # noqa: E402
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
 
 SLOTS, K, ROWS = 8, 3, 64
 LENGTHS = (1, 3)
@@ -25,23 +28,7 @@ GOOD, BAD = [0.9, 0.8, 0.7], [0.05, 0.5, 0.5]
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What torch's compiler was given of vLLM's choice of nodes; what it makes is left out."""
-    graphs: list[Any] = []
-
-    def keep(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    choice: Any = adaptive_verification._assign_draft_token_budget
-    made = torch.compile(choice, dynamic=True, backend=keep)
-    torch._dynamo.reset()
-    monkeypatch.setattr(adaptive_verification, "_assign_draft_token_budget_compiled", made)
-    return graphs
-
-
-@pytest.fixture
-def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
+def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[TreeBudget]:
     """Of 8 requests of one row each; a draft costs 0.2 of a plain step, a row nearly nothing."""
     clock = SimpleNamespace(ms=0.0)
     monkeypatch.setattr(budget_module, "perf_counter", lambda: clock.ms / 1e3)
@@ -66,21 +53,27 @@ def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
         ROWS,
         meter=StepTimer(torch.device("cpu")),
         lengths=LENGTHS,
-        depths=torch.zeros(SLOTS, K, dtype=torch.int32),
+        trees=ScoredTrees(SLOTS + 1, K, "cpu"),
         samples=np.zeros(SLOTS, dtype=np.bool_),
     )
     made.model.draft_costs = [np.full(SLOTS + 1, 0.2)] * len(LENGTHS)
     made.model.verify_costs = 1.0 + 0.001 * np.arange(ROWS + 1)
     made._has_tree[:] = True  # of requests that were there before
     vars(made)["clock"] = clock
-    return made
+    with interpreted():
+        yield made
 
 
 def batch_of(slots: Sequence[int]) -> Any:
     """As much of an InputBatch as is read."""
-    return SimpleNamespace(
-        num_reqs=len(slots), idx_mapping=torch.tensor(slots), idx_mapping_np=np.array(slots)
-    )
+    return SimpleNamespace(idx_mapping_np=np.array(slots))
+
+
+def record(budget: TreeBudget, confidences: list[float], slots: Sequence[int]) -> None:
+    """End a step, of which a draft has written these."""
+    if budget._drafted:
+        budget._trees.probs[slots, 1:] = torch.tensor(confidences)
+    budget.record_confidences(budget._trees.probs, batch_of(slots))
 
 
 def step(
@@ -103,8 +96,9 @@ def step(
             assert of_matches is not None
             confidences, length = of_matches, K
         is_node = torch.tensor(confidences) > 0
-        budget._depths._depths[:requests] = torch.where(is_node, levels.clamp(max=length), 0)
-    budget.record_confidences(torch.tensor([confidences] * requests), batch_of(range(requests)))
+        depths = torch.where(is_node, levels.clamp(max=length), 0)
+        budget._trees.depths[:requests, 1:] = depths
+    record(budget, confidences, range(requests))
     return rows - requests, drafts
 
 
@@ -223,7 +217,7 @@ def admitted(budget: TreeBudget, requests: Sequence[int]) -> list[int]:
 def drafted(budget: TreeBudget, requests: Sequence[int], drafts: bool = True) -> None:
     """The step's end: a draft for these requests, or none."""
     budget._drafted = drafts
-    budget.record_confidences(torch.tensor([GOOD] * len(requests)), batch_of(requests))
+    record(budget, GOOD, requests)
 
 
 @torch.inference_mode()
@@ -268,20 +262,3 @@ def test_drafts_get_shorter_where_their_last_levels_bring_nothing(measured: Tree
     shallow = lengths_of(measured, 1000, [0.9, 0.01, 0.0])[-600:]
     assert shallow.count(1) / len(shallow) > 0.9
     assert 3 in shallow, "without an exploration it would stay so"
-
-
-@torch.inference_mode()
-def test_all_that_trims_batches_is_compiled_at_start_up(
-    measured: TreeBudget, compiled: list[Any]
-) -> None:
-    at_start = len(compiled)
-    assert at_start == 4
-    buffers = InputBuffers(SLOTS, ROWS, torch.device("cpu"))
-    for requests in range(1, SLOTS + 1):
-        slots = InputBatch.make_dummy(requests, requests, buffers).idx_mapping
-        for nodes in range(1, requests * K):
-            ids = [str(slot) for slot in range(requests)]
-            measured._batch_budget = dict.fromkeys(ids, K), dict.fromkeys(ids, 1), nodes
-            rows, *_ = measured.reallocate_drafts(ids, slots)
-            assert rows[-1] == requests + nodes
-    assert len(compiled) == at_start

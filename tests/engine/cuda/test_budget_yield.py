@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm_redrafter.engine.cuda import budget as budget_module
 from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.stats import StepTimer
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 
 WIDTH, LENGTHS, K, PROMPT = 4, (1, 3, 5), 12, 60
 MAX_ROWS, LAYERS = 20_000, 32
@@ -177,7 +178,7 @@ def made_budget(count: int, sampled: bool) -> TreeBudget:
         MAX_ROWS,
         meter=StepTimer(torch.device("cpu")),
         lengths=LENGTHS,
-        depths=torch.zeros(count, K, dtype=torch.int32),
+        trees=ScoredTrees(count + 1, K, "cpu"),
         samples=np.full(count, sampled),
     )
     sizes = range(count + 1)
@@ -226,14 +227,12 @@ def adaptive(count: int, sampled: bool, steps: int, clock: Clock) -> list[tuple[
         if drafts:
             shape = WIDTH, length
             probable[slots], depths[slots] = drafted(len(slots), shape, sampled, random)
-        budget._depths._depths[torch.from_numpy(slots)] = torch.from_numpy(depths[slots])
+        budget._trees.depths[slots, 1:] = torch.from_numpy(depths[slots]).int()
         survival = np.minimum(np.where(depths[slots] > 0, probable[slots] / RATIO, 0), 0.99)
         above = np.concatenate([np.ones((len(slots), 1)), survival[:, :-1]], axis=1)
         confidences = np.divide(survival, above, out=np.zeros_like(survival), where=above > 0)
-        batch = SimpleNamespace(
-            num_reqs=len(slots), idx_mapping=torch.from_numpy(slots), idx_mapping_np=slots
-        )
-        budget.record_confidences(torch.from_numpy(confidences).float(), batch)
+        budget._trees.probs[slots, 1:] = torch.from_numpy(confidences).float()
+        budget.record_confidences(budget._trees.probs, SimpleNamespace(idx_mapping_np=slots))
         clock.wait()
         done.append((requests.end(slots, 1 + came), clock.now - begin))
     return done

@@ -130,7 +130,8 @@ MEMBERS = {
     f"{GPU}.spec_decode.rejection_sampler:RejectionSampler": """__call__
         enable_adaptive_verification""",
     f"{GPU}.spec_decode.adaptive_verification:AdaptiveVerificationManager": """__init__ add_request
-        record_confidences get_num_tokens cost_tables num_speculative_steps num_bonus_tokens
+        record_confidences get_num_tokens reallocate_drafts query_start_loc
+        cost_tables num_speculative_steps num_bonus_tokens
         req_states _max_total_logits _batch_budget _stale_confidences _stale_idx
         _confidence_probs _pending_resets _copy_stream _copy_events batches_to_profile
         set_initial_cost_curves""",

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import product
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu.async_utils import StepTimingSample, stream
@@ -37,6 +38,8 @@ from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.step_times import StepTimes
 from vllm_redrafter.engine.cuda.throughput_model import Batch, ThroughputModel
+from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 
 MEMORY = 16.0
 """Window, in steps, of the running mean that initialises a new request."""
@@ -61,7 +64,7 @@ class TreeBudget(AdaptiveVerificationManager):
         *args: Any,
         meter: StepTimer,
         lengths: Sequence[int],
-        depths: Tensor,
+        trees: ScoredTrees,
         samples: Flags,
         recorded: PerSampling = NOTHING_RECORDED,
         paths: tuple[int, int] = (0, 0),
@@ -74,7 +77,7 @@ class TreeBudget(AdaptiveVerificationManager):
         Args:
             meter: counts decisions.
             lengths: the draft lengths there are, ascending.
-            depths: [slots, K] int32 on the device, of the nodes drafted last.
+            trees: those drafted last, by slot.
             samples: [slots] on the host, which requests sample.
             recorded: the drafter's measured acceptance.
             paths: M and D of the prompt-lookup matches.
@@ -95,7 +98,21 @@ class TreeBudget(AdaptiveVerificationManager):
         profiles = SurvivalProfile(longest, ranks, recorded), of_matches
         self.times = StepTimes(lambda known: get_tp_group().broadcast_object(known, src=0))
         self.model = ThroughputModel(self.times, profiles, self.lengths, nodes, trims)
-        self._depths = _StaleDepths(depths, self._copy_stream)
+        self._trees, self._device = trees, trees.shown.device
+        self._confidence_probs = trees.probs[:-1, 1:]
+        self._first_logits = torch.zeros_like(self.query_start_loc)
+        # In place of vLLM's buffers, those of confidences and depths together.
+        self._copies = [
+            CpuGpuBuffer(*trees.shown.shape, dtype=torch.int32, device=self._device)
+            for _ in range(2)
+        ]
+        parts = [copy.np[:, :-1, 1:] for copy in self._copies]
+        self._stale_depths = [depths for depths, _ in parts]
+        self._stale_confidences = [
+            SimpleNamespace(np=confidences.view(np.float32)) for _, confidences in parts
+        ]
+        for stale in self._stale_confidences:
+            stale.np.fill(1.0)
         # Lengths of the current draft, and of those whose confidences are copied and read.
         self._length = longest
         self._copied: int | None = longest
@@ -172,23 +189,28 @@ class TreeBudget(AdaptiveVerificationManager):
             draft_costs.append(self.cost_tables[0])
         assert self.cost_tables is not None
         self.model.draft_costs, self.model.verify_costs = draft_costs, self.cost_tables[1]
-        if self.trims:
-            self._warm_up_trims()
+        # A kernel is compiled at its first use.
+        self._batch_budget = {"": 0}, {"": 1}, 0
+        self.reallocate_drafts([""], torch.zeros(1, dtype=torch.int64, device=self._device))
 
-    def _warm_up_trims(self) -> None:
-        """Trim batches as steps do: torch compiles vLLM's choice of nodes at first use, and again
-        for a single request and for a single node.
-        """
-        most, nodes = self.req_states.max_num_reqs, int(self.num_speculative_steps)
-        # No other size of these tensors: torch takes sizes that are equal once to be always equal.
-        several = next((size for size in range(2, most) if size != nodes), most)
-        for requests, budget in product({1, several}, (1, 2)):
-            if budget < requests * nodes:
-                ids = [str(request) for request in range(requests)]
-                self._batch_budget = dict.fromkeys(ids, nodes), dict.fromkeys(ids, 1), budget
-                # int64 as steps' own: torch compiles for a dtype.
-                rows = torch.arange(requests, dtype=torch.int64, device=self.req_states.device)
-                self.reallocate_drafts(ids, rows)
+    def reallocate_drafts(self, req_ids: list[str], idx_mapping: Tensor) -> tuple[Any, ...]:
+        """As vLLM does, in one launch."""
+        assert self._batch_budget is not None
+        drafts, others, chosen = self._batch_budget
+        self._batch_budget = None
+        scheduled = np.array([[of[i] for i in req_ids] for of in (drafts, others)], dtype=np.int32)
+        admit_nodes(
+            self._trees.probs,
+            idx_mapping,
+            async_tensor_h2d(scheduled, device=self._device),
+            chosen,
+            int(scheduled[1].sum()) + chosen,
+            self._first_logits,
+            self.query_start_loc,
+        )
+        starts = self._first_logits[: len(req_ids) + 1], self.query_start_loc, chosen
+        # vLLM 0.33 adds counts on the host, which batch-sharded sampling alone asks for.
+        return (*starts, None) if hasattr(self, "_copy_admitted_drafts_to_host") else starts
 
     def add_request(self, req_idx: int) -> None:
         super().add_request(req_idx)
@@ -197,20 +219,28 @@ class TreeBudget(AdaptiveVerificationManager):
         self._has_tree[req_idx] = False
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: InputBatch) -> None:
-        """As vLLM does, in steps that drafted; and once more after the last of these: a copy to
-        the host is read a record later.
+        """As vLLM does, of confidences and depths, which drafts wrote by slot; in steps that
+        drafted, and once more after the last of these: a copy to the host is read a record later.
         """
         self._has_tree[input_batch.idx_mapping_np] = self._drafted
-        if not self._drafted:
-            if self._up_to_date:
-                return
-            confidence_probs = self._confidence_probs[input_batch.idx_mapping]
+        if not self._drafted and self._up_to_date:
+            return
         self._up_to_date = not self._drafted
-        new, begin = self._pending_resets.copy(), perf_counter()
-        super().record_confidences(confidence_probs, input_batch)  # Waits for the last step.
+        begin, written = perf_counter(), self._stale_idx
+        self._stale_idx ^= 1
+        with gpu_sync_allowed():
+            self._copy_events[self._stale_idx].synchronize()  # The last step's.
         self.times.waited += 1e3 * (perf_counter() - begin)
+        new = self._pending_resets
         self._stale_confidences[self._stale_idx].np[new] = self._usual
-        self._depths.record(self._copy_events[self._stale_idx ^ 1], new)
+        self._stale_depths[self._stale_idx][new] = 0
+        new.clear()
+        copied, current = self._copies[written], torch.cuda.current_stream(self._device)
+        copied.gpu.copy_(self._trees.shown)
+        self._copy_stream.wait_stream(current)
+        with stream(self._copy_stream, current):
+            copied.copy_to_cpu()
+            self._copy_events[written].record()
         self._read, self._copied = self._copied, self._length if self._drafted else None
 
     def get_num_tokens(
@@ -308,7 +338,7 @@ class TreeBudget(AdaptiveVerificationManager):
             return
         some = slice(None, None, -(-len(batch.slots) // LEARNED_REQUESTS))
         survival, slots = survival[some], batch.slots[some]
-        depths = self._depths.read(slots)
+        depths = self._stale_depths[self._stale_idx][slots]
         known, has_nodes = depths[:, 0] > 0, survival[:, 0] > 0
         if length:
             profile, known = self.model.profile, known & has_nodes
@@ -320,42 +350,6 @@ class TreeBudget(AdaptiveVerificationManager):
             _, longest, ranks = profile.survival.shape
             nodes = _by_level(survival[known], depths[known], length or longest)
             profile.drafted(nodes[:, :, :ranks], batch.sampled[some][known])
-
-
-class _StaleDepths:
-    """The depths of drafted nodes as they were one record ago; the host reads without waiting.
-
-    They take vLLM's way for confidences: two buffers in turn, behind the same events.
-    """
-
-    def __init__(self, depths: Tensor, copy_stream: Any) -> None:
-        self._depths, self._copy_stream = depths, copy_stream
-        self._buffers = [
-            CpuGpuBuffer(*depths.shape, dtype=depths.dtype, device=depths.device) for _ in range(2)
-        ]
-        self._readable = 0
-
-    def record(self, event: Any, new: Sequence[int]) -> None:
-        """Begin to copy the last draft's depths; those copied by the call before can be read now.
-
-        Args:
-            event: vLLM's, of its copy of confidences in the same turn, on which it waits.
-            new: slots whose requests changed since the draft that can be read now.
-        """
-        self._readable ^= 1
-        self._buffers[self._readable].np[new] = 0
-        copied = self._buffers[self._readable ^ 1]
-        copied.gpu.copy_(self._depths)
-        current = torch.cuda.current_stream(self._depths.device)
-        self._copy_stream.wait_stream(current)
-        with stream(self._copy_stream, current):
-            copied.copy_to_cpu()
-            event.record()
-
-    def read(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """[R, K] of slots [R]; 0 where there is no node."""
-        depths: npt.NDArray[np.int32] = self._buffers[self._readable].np[slots]
-        return depths
 
 
 def _by_level(survival: Floats, depths: npt.NDArray[np.int32], length: int) -> Floats:

@@ -62,9 +62,14 @@ class ContextMatching:
         trees: ScoredTrees,
         verification: Verification,
         searches: Mapping[int, SearchShape],
+        totals: Tensor,
     ) -> None:
-        """`searches`: beams and levels of the search, by draft length."""
-        self.trees, self.verification = trees, verification
+        """
+        Args:
+            searches: beams and levels of the search, by draft length.
+            totals: [2] int64, added to: nodes that were verified, and those accepted.
+        """
+        self.trees, self.verification, self._totals = trees, verification, totals
         self._text, self._num_tokens = states.all_token_ids.gpu, states.total_len.gpu
         self._vocab_size = states.vocab_size
         paths = config.context_matches, config.path_length
@@ -79,14 +84,6 @@ class ContextMatching:
             for length, shape in searches.items()
         }
 
-    def verified(self, slots: Tensor) -> Tensor:
-        """[2] int64: match nodes verified in the step and accepted, of the batch's `slots` [R]."""
-        lengths, verification = self.trees.match_lengths.index_select(0, slots), self.verification
-        node = torch.arange(lengths.shape[1], device=lengths.device)
-        on_path = (lengths > 0) & (node < verification.num_verified[: slots.shape[0], None])
-        accepted = verification.accepted(slots.shape[0])
-        return torch.stack([on_path.sum(), (on_path & accepted).sum()])
-
     def learn(self, slots: Tensor) -> None:
         """Learn from the verified trees of `slots` [R], before others replace them."""
         observe_matches(
@@ -96,6 +93,7 @@ class ContextMatching:
             MEMORY,
             self.counts,
             self.probabilities,
+            self._totals,
         )
 
     def join(self, length: int, found: ScoredNodes, slots: Tensor) -> ScoredNodes:

@@ -26,17 +26,14 @@ class NodeConfidence:
     Attributes:
         estimator: of greedy requests and of sampled ones.
         parameters: slopes, biases and temperatures, as `grow_beams` reads them.
-        probs: [requests, K] float32, in batch order: what `build_tree` writes of the last draft.
     """
 
     def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
         self.trees, self.verification = trees, verification
-        requests, slots = verification.path.shape
-        device = verification.path.device
+        requests, device = len(verification.path), verification.path.device
         self.estimator = AcceptanceEstimator(max_depth, device, kinds=(2,))
         learned = self.estimator.slope, self.estimator.biases
         self.parameters = *learned, verification.temperatures
-        self.probs = torch.zeros(requests, slots - 1, device=device)
         self._sums = torch.zeros(requests, max_depth, COLUMNS, device=device)
         self._refits = RefitSchedule(FIRST_REFIT, LONGEST_REFIT)
 

@@ -185,7 +185,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             max_total_logits=kwargs["max_total_logits"],
             meter=speculator.meter,
             lengths=speculator.lengths,
-            depths=speculator.trees.depths[:-1, 1:],
+            trees=speculator.trees,
             samples=self.table.samples,
             recorded=speculator.recorded,
             paths=(speculator.config.context_matches, speculator.config.path_length),

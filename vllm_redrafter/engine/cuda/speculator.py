@@ -45,7 +45,8 @@ from vllm_redrafter.heads.shortlist import affordable
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.tree.sharding import VocabularyShard
-from vllm_redrafter.triton_kernels.build_tree import DraftRows, NodeLimits, build_tree
+from vllm_redrafter.triton_kernels.build_tree import NodeLimits, build_tree
+from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
 from vllm_redrafter.utils.errors import ConfigError
 
 logger = init_logger("vllm.redrafter")
@@ -61,9 +62,7 @@ class TreeSpeculator(BaseSpeculator):
     """vLLM's speculator for ReDrafter.
 
     Attributes:
-        hidden: [slots, (1 + n) H], in batch order, what the last draft started from; n layers of
-            the target are read beside the last.
-        slots: [slots] int64, the request slots of its rows; padding has one past the last.
+        inputs: what the last draft started from, of the target's last layer and n others.
         drafts: [slots, K] int64, its draft tokens.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
         confidence: of the drafted nodes; None without a batch's budget.
@@ -96,12 +95,13 @@ class TreeSpeculator(BaseSpeculator):
         hidden_size = vllm_config.model_config.get_hidden_size()
         # A draft's inputs and output, in batch order.
         width = (1 + len(self.target_layers)) * hidden_size
-        self.hidden = torch.zeros(slots, width, dtype=self.dtype, device=device)
-        self._hidden_parts = torch.split(self.hidden, hidden_size, dim=1)
-        self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
-        self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
-        self._limit = torch.full((slots,), k, dtype=torch.int32, device=device)
+        self.inputs = DraftInputs(
+            hidden=torch.zeros(slots, width, dtype=self.dtype, device=device),
+            roots=torch.zeros(slots, dtype=torch.int64, device=device),
+            slots=torch.full((slots,), slots, dtype=torch.int64, device=device),
+            num_verified=self.verification.num_verified,
+            temperatures=self.verification.temperatures,
+        )
         self.drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
 
         self.confidence: NodeConfidence | None = None
@@ -119,7 +119,12 @@ class TreeSpeculator(BaseSpeculator):
         if matches:
             shapes = {length: self._shape_of(length) for length in self.lengths}
             self.matching = ContextMatching(
-                self.config, req_states, self.trees, self.verification, shapes
+                self.config,
+                req_states,
+                self.trees,
+                self.verification,
+                shapes,
+                self.meter.counts[3:],
             )
         self.searches: dict[int, DraftSearch] = {}
 
@@ -134,9 +139,8 @@ class TreeSpeculator(BaseSpeculator):
 
     @property
     def draft_token_confidence_probs(self) -> Tensor:
-        """[requests, K], read by vLLM's manager after each draft."""
-        assert self.confidence is not None
-        return self.confidence.probs
+        """By request slot, passed to the manager after each draft, which knows them."""
+        return self.trees.probs
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint, if there is one; the target's embedding is shared."""
@@ -211,7 +215,7 @@ class TreeSpeculator(BaseSpeculator):
         assert self.graphs is not None
         if not self.graphs.needs_capture():
             return
-        self.slots.fill_(self.max_num_reqs)
+        self.inputs.slots.fill_(self.max_num_reqs)
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
@@ -259,23 +263,27 @@ class TreeSpeculator(BaseSpeculator):
         verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
         if verified and self.confidence is not None:
             self.confidence.count_step()
-        if not dummy_run and (self.confidence is not None or self.matching is not None):
-            of_batch = self.verification.temperatures[:requests]
-            torch.index_select(temperature, 0, input_batch.idx_mapping, out=of_batch)
         if not dummy_run and not self._drafts_now(input_batch, num_speculative_tokens):
-            return self._no_draft(input_batch, verified)
+            return self._no_draft(input_batch, temperature, verified)
         padded, length = requests, self._length(num_speculative_tokens, dummy_run)
         desc = None
         if self.graphs is not None and not is_profile:
             desc = self.graphs.dispatch(requests, requests, length, num_active_loras=0)
             padded = desc.num_tokens
-        self.slots[requests:padded].fill_(self.max_num_reqs)
-        self._note_verified(input_batch, verified, padded)
         if dummy_run:
-            self.slots[:requests].fill_(self.max_num_reqs)
+            self.inputs.slots[:padded].fill_(self.max_num_reqs)
+            self.inputs.num_verified[:padded].zero_()
         else:
+            step = StepEnd(
+                input_batch.idx_mapping,
+                self.verification.last_rows,
+                input_batch.query_start_loc,
+                self.verification.staged.num_nodes,
+                last_sampled.view(-1),
+                temperature,
+            )
             states = [last_hidden_states, *(aux_hidden_states or ())]
-            self._load(input_batch, states, last_sampled)
+            load_drafts(step, states, self.inputs, verified, padded)
         with self.meter.measure("draft"):
             if desc is not None and desc.cg_mode == CUDAGraphMode.FULL:
                 assert self.graphs is not None
@@ -303,20 +311,16 @@ class TreeSpeculator(BaseSpeculator):
         most = _length_for(self.lengths, nodes)
         return most if budget is None else budget.next_length(most)
 
-    def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
+    def _no_draft(self, input_batch: InputBatch, temperature: Tensor, verified: int) -> Tensor:
         """Reset the batch's trees to their roots: they are of earlier steps."""
         slots = input_batch.idx_mapping
         if verified:
-            self._note_verified(input_batch, verified, verified)
+            self.verification.note_verified(verified)
+            of_batch = self.verification.temperatures[:verified]
+            torch.index_select(temperature, 0, slots, out=of_batch)
             self._learn(slots)
         self.trees.num_nodes.index_fill_(0, slots, 1)
         return self.drafts[: input_batch.num_reqs].zero_()
-
-    def _note_verified(self, input_batch: InputBatch, verified: int, padded: int) -> None:
-        """Mark the trees to learn from, and count verified match nodes."""
-        self.verification.note_verified(verified, padded)
-        if verified and self.matching is not None:
-            self.meter.count_matches(partial(self.matching.verified, input_batch.idx_mapping))
 
     def _learn(self, slots: Tensor) -> None:
         if self.confidence is not None:
@@ -324,35 +328,15 @@ class TreeSpeculator(BaseSpeculator):
         if self.matching is not None:
             self.matching.learn(slots)
 
-    def _load(
-        self, input_batch: InputBatch, states: Sequence[Tensor], last_sampled: Tensor
-    ) -> None:
-        requests, slots = input_batch.num_reqs, input_batch.idx_mapping
-        # Without draft tokens in the step, the scorer has not run: each request's last row.
-        last_rows = (
-            self.verification.last_rows[:requests]
-            if input_batch.num_draft_tokens
-            else input_batch.query_start_loc[1 : requests + 1] - 1
-        )
-        # Without a drafter, no state is started from.
-        parts = zip(self._hidden_parts, states, strict=True) if self.checkpoint is not None else ()
-        for part, state in parts:
-            torch.index_select(state, 0, last_rows, out=part[:requests])
-        torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
-        torch.index_select(self.table.chains.gpu, 0, slots, out=self._chain[:requests])
-        torch.index_select(self.table.limits.gpu, 0, slots, out=self._limit[:requests])
-        self.slots[:requests].copy_(slots)
-
     @torch.inference_mode()
     def draft(self, requests: int, length: int) -> None:
         """From the first `requests` inputs to their trees and draft tokens; can be captured.
 
         The trees that it overwrites are learned from first.
         """
-        roots, slots = self._roots[:requests], self.slots[:requests]
+        roots, slots = self.inputs.roots[:requests], self.inputs.slots[:requests]
         self._learn(slots)
         found = self._candidates(requests, length)
-        probs = self.confidence.probs[:requests] if self.confidence is not None else None
         build_tree(
             roots,
             found.nodes.tokens,
@@ -361,17 +345,17 @@ class TreeSpeculator(BaseSpeculator):
             out=self.trees,
             entries=slots,
             log_odds=found.log_odds,
-            node_limits=NodeLimits(self._chain[:requests], self._limit[:requests]),
-            rows=DraftRows(self.drafts[:requests], probs),
+            node_limits=NodeLimits(self.table.chains.gpu, self.table.limits.gpu),
+            drafts=self.drafts[:requests],
             match_lengths=found.match_lengths,
         )
 
     def _candidates(self, requests: int, length: int) -> ScoredNodes:
-        hidden, roots = self.hidden[:requests], self._roots[:requests]
+        hidden, roots = self.inputs.hidden[:requests], self.inputs.roots[:requests]
         found = self._searched(hidden, roots, length) if length else self._nothing(requests)
         if self.matching is None:
             return found
-        return self.matching.join(length, found, self.slots[:requests])
+        return self.matching.join(length, found, self.inputs.slots[:requests])
 
     def _searched(self, hidden: Tensor, roots: Tensor, length: int) -> ScoredNodes:
         explored, log_odds = self.searches[length].explore(hidden, roots)
@@ -380,7 +364,7 @@ class TreeSpeculator(BaseSpeculator):
 
     def _nothing(self, requests: int) -> ScoredNodes:
         """Of a draft without a search."""
-        tokens = self.slots.new_empty(requests, 0, 0)
+        tokens = self.inputs.slots.new_empty(requests, 0, 0)
         scores = tokens.new_empty(tokens.shape, dtype=torch.float32)
         log_odds = scores if self.confidence is not None else None
         return ScoredNodes(ExploredNodes(tokens, tokens, scores), log_odds)

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine.published import Publisher
@@ -23,6 +21,8 @@ class StepTimer:
     """Fills StepStats; `attention` stays 0, being inside the forward pass's CUDA graph.
 
     Attributes:
+        counts: [5] int64 on the device, added to by the kernels that see the nodes: as of
+            `AcceptedPaths`, then nodes verified on paths found in the text, and those accepted.
         publisher: takes the counters after each step; None where no front end reads them.
         stats: what is known on the host; `read` adds the device's.
     """
@@ -30,9 +30,7 @@ class StepTimer:
     def __init__(self, device: torch.device) -> None:
         self._enabled = False
         self.stats = StepStats()
-        # Requests verified, their nodes and the tokens output, nodes on paths found in the text and
-        # those of them accepted: summed on the device.
-        self._counts = torch.zeros(5, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(5, dtype=torch.int64, device=device)
         # The same on the host, as they were when they were copied last.
         self._copy = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._copied = cuda.Event()
@@ -45,14 +43,14 @@ class StepTimer:
         if self.publisher is not None:
             self.publisher.carry(before)
         self.stats.reset()
-        self._counts.zero_()
+        self.counts.zero_()
         self._copy.zero_()
         self._enabled = True
 
     def read(self) -> StepStats:
         """Sums since the last reset; waits for the device."""
         self._settle(wait=True)
-        self._take(self._counts)
+        self._take(self.counts)
         return self.stats
 
     def _take(self, counts: Tensor) -> None:
@@ -66,13 +64,9 @@ class StepTimer:
             return
         if self._copied.query():
             self._take(self._copy)
-            self._copy.copy_(self._counts, non_blocking=True)
+            self._copy.copy_(self.counts, non_blocking=True)
             self._copied.record()
         self.publisher.publish(self.stats)
-
-    @property
-    def _counting(self) -> bool:
-        return self._enabled or self.publisher is not None
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
@@ -86,23 +80,6 @@ class StepTimer:
         end.record()
         self._pending.append((part, begin, end))
         self._settle(wait=False)
-
-    def count(self, input_batch: InputBatch, num_nodes: Tensor, num_sampled: Tensor) -> None:
-        """Count a step's verified trees: num_nodes (roots included) and num_sampled [R] int32."""
-        drafted = input_batch.num_draft_tokens_per_req
-        if not self._counting or drafted is None:
-            return
-        scheduled = int(np.count_nonzero(drafted))
-        self.stats.steps += 1
-        nodes = num_nodes[:scheduled] - 1
-        verified = nodes > 0
-        of_trees = torch.stack([verified, nodes, num_sampled[:scheduled] * verified])
-        self._counts[:3] += of_trees.sum(1)
-
-    def count_matches(self, verified: Callable[[], Tensor]) -> None:
-        """Count match nodes; `verified` gives [2] int64: verified and accepted ones."""
-        if self._counting:
-            self._counts[3:] += verified()
 
     def _settle(self, wait: bool) -> None:
         """Turn finished pairs of events, or all, into seconds."""

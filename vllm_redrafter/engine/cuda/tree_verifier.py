@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.input_batch import InputBatch, get_num_sampled_and_rejected
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.metrics.logits import get_num_nans
 from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
 
 from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.verification import Verification
-from vllm_redrafter.triton_kernels.accept_path import accept_path
+from vllm_redrafter.triton_kernels.accept_path import AcceptedPaths, SampledRows, accept_path
 
 
 @dataclass(frozen=True)
@@ -75,34 +75,32 @@ class TreeVerifier:
         staged, requests = self.verification.staged, input_batch.num_reqs
         if invalid_drafts is not None:
             _invalidate(staged.tokens, input_batch, invalid_drafts)
-        tokens = staged.tokens.new_empty(requests, staged.tokens.shape[1])
-        num_sampled = staged.tokens.new_empty(requests)
+        out = AcceptedPaths(
+            tokens=staged.tokens.new_empty(requests, staged.tokens.shape[1]),
+            num_sampled=staged.tokens.new_empty(requests),
+            num_rejected=staged.tokens.new_empty(requests),
+            path=self.verification.path,
+            last_rows=self.verification.last_rows,
+            counts=self.meter.counts,
+        )
         slots = input_batch.idx_mapping_np
         dims = self.sampler.get_logprobs_dims(slots)
         copied = dims is not None or bool(self.sampler.needs_logits_processing[slots].any())
         chunks = _chunks(logits, input_batch, copied)
         with self.meter.measure("accept"):
             logprobs = [
-                self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
-                for chunk in chunks
+                self._verify(logits[chunk.rows], input_batch, chunk, out, dims) for chunk in chunks
             ]
         with self.meter.measure("compact"):
-            self.verification.compact(num_sampled)
+            self.verification.compact(out.num_sampled)
         self.verification.copy_num_nodes(requests)
-        self.meter.count(input_batch, staged.num_nodes, num_sampled)
-        num_sampled, num_rejected = get_num_sampled_and_rejected(
-            num_sampled,
-            input_batch.seq_lens,
-            input_batch.cu_num_logits,
-            input_batch.idx_mapping,
-            self.sampler.req_states.prefill_len.gpu,
-        )
+        self.meter.stats.steps += 1
         return SamplerOutput(
-            sampled_token_ids=tokens,
+            sampled_token_ids=out.tokens,
             logprobs_tensors=_joined(logprobs, input_batch),
             num_nans=num_nans,
-            num_sampled=num_sampled,
-            num_rejected=num_rejected,
+            num_sampled=out.num_sampled,
+            num_rejected=out.num_rejected,
         )
 
     def _verify(
@@ -110,11 +108,10 @@ class TreeVerifier:
         logits: Tensor,
         input_batch: InputBatch,
         chunk: _Chunk,
-        tokens: Tensor,
-        num_sampled: Tensor,
+        out: AcceptedPaths,
         dims: tuple[int, int] | None,
     ) -> LogprobsTensors | None:
-        """Draw at the chunk's nodes and walk: fills its part of `tokens` and `num_sampled`."""
+        """Draw at the chunk's nodes and walk: fills its part of `out`."""
         requests, rows = chunk.requests, chunk.rows
         logits_indices = input_batch.logits_indices[rows]
         sampled, processed_logits = self.sampler.sample(
@@ -128,28 +125,20 @@ class TreeVerifier:
             input_batch.seq_lens_cpu_upper_bound.numpy()[requests],
             return_logprobs=dims is not None,
         )
-        staged, path = self.verification.staged, self.verification.path[requests]
-        last_logits_row = torch.empty_like(num_sampled[requests])
-        accept_path(
-            staged.tokens[requests],
-            staged.parents[requests],
-            staged.depths[requests],
-            staged.ancestors[requests],
-            staged.num_nodes[requests],
-            sampled,
-            chunk.first[:-1],
-            tokens[requests],
-            num_sampled[requests],
-            path,
-            last_logits_row,
+        of_batch = SampledRows(
+            input_batch.cu_num_logits,
+            input_batch.logits_indices,
+            input_batch.seq_lens,
+            input_batch.idx_mapping,
+            self.sampler.req_states.prefill_len.gpu,
         )
-        last_rows = self.verification.last_rows[requests]
-        torch.index_select(logits_indices, 0, last_logits_row, out=last_rows)
+        accept_path(self.verification.staged, of_batch, sampled, out, requests, rows.start)
         if dims is None:
             return None
         if self.sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES:
             logits = processed_logits
-        return self._logprobs(logits, input_batch, chunk, tokens[requests], path, dims)
+        parts = out.tokens[requests], out.path[requests]
+        return self._logprobs(logits, input_batch, chunk, *parts, dims)
 
     def _logprobs(
         self,
@@ -184,7 +173,7 @@ def _chunks(logits: Tensor, batch: InputBatch, copied: bool) -> list[_Chunk]:
     """The batch in parts that keep the sampler's copies of logits, if it makes any, below 1 GB."""
     limit = get_max_chunk_logits(logits.shape[1])
     if logits.shape[0] <= limit or not copied:
-        everything = slice(batch.num_reqs), slice(logits.shape[0])
+        everything = slice(0, batch.num_reqs), slice(0, logits.shape[0])
         return [_Chunk(*everything, batch.cu_num_logits, None)]
     ends, chunks = batch.cu_num_logits_np, []
     assert ends[-1] == logits.shape[0], "vLLM no longer trims batches to one chunk of logits"

@@ -90,10 +90,9 @@ class Verification:
         """Give the staged trees' rows M-RoPE `positions` [dimensions, rows] int64, in place."""
         add_depths(self.staged, input_batch.cu_num_logits, positions)
 
-    def note_verified(self, requests: int, padded: int) -> None:
-        """Fill `num_verified`: `requests` trees were walked, those up to `padded` were not."""
+    def note_verified(self, requests: int) -> None:
+        """Fill `num_verified`, as `load_drafts` does before a draft."""
         self.num_verified[:requests].copy_(self.staged.num_nodes[:requests])
-        self.num_verified[requests:padded].zero_()
 
     def copy_num_nodes(self, requests: int) -> None:
         """Begin to copy the step's numbers of nodes to the host."""
@@ -103,12 +102,6 @@ class Verification:
     def verified_trees(self) -> VerifiedTrees:
         staged, walked = self.staged, (self.num_verified, self.path, self.temperatures)
         return VerifiedTrees(staged.tokens, staged.parents, staged.depths, *walked)
-
-    def accepted(self, requests: int) -> Tensor:
-        """[requests, K+1] bool: the nodes on the accepted paths."""
-        accepted = torch.zeros_like(self.staged.tokens[:requests], dtype=torch.bool)
-        # Behind the path's end: the root once more.
-        return accepted.scatter_(1, self.path[:requests].clamp(min=0).long(), True)
 
     @property
     def rows(self) -> TreeRowsInCache:
@@ -151,8 +144,8 @@ class TreeTable:
     Attributes:
         config: replaced before the first draft, if at all.
         trees: drafted last; the entry past the slots takes what padding rows draft.
-        chains: [slots] int32 on the device, 1 for requests that get a chain.
-        limits: [slots] int32 on the device, each request's maximum of nodes.
+        chains: [slots + 1] int32 on the device, 1 for requests that get a chain.
+        limits: [slots + 1] int32 on the device, each request's maximum of nodes.
         wants_nodes, samples: [slots] bool on the host: is that above 0, and the temperature?
         budget: whether to draft and how many nodes to verify; None: always, and all.
     """
@@ -162,8 +155,8 @@ class TreeTable:
         nodes = config.num_speculative_tokens
         self.trees = ScoredTrees(slots + 1, nodes, device)
         self.trees.clear()
-        self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
-        self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        self.chains = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
+        self.limits = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
         self.wants_nodes, self.samples = np.zeros((2, slots), dtype=np.bool_)
         # New requests' trees: one launch for all that a step admits.
         self._num_nodes = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)

@@ -61,7 +61,7 @@ def force(worker: Any, drafting: float, budgets: bool = True, length: int | None
 
     def reallocate_drafts(req_ids: list[str], idx_mapping: Any) -> Any:
         result = kind.reallocate_drafts(manager, req_ids, idx_mapping)
-        worker.admitted.append(manager._batch_draft_capacity[: len(req_ids)].tolist())
+        worker.admitted.append((result[0].diff() - 1).tolist())
         return result
 
     manager.get_num_tokens, manager.reallocate_drafts = get_num_tokens, reallocate_drafts

@@ -30,7 +30,7 @@ def keep_draft_starts(worker: Any) -> None:
 
     def propose_and_keep(input_batch: Any, *inputs: Any, **others: Any) -> torch.Tensor:
         drafts = propose(input_batch, *inputs, **others)
-        worker.starts += speculator.hidden[: input_batch.num_reqs].tolist()
+        worker.starts += speculator.inputs.hidden[: input_batch.num_reqs].tolist()
         return drafts
 
     speculator.propose = propose_and_keep

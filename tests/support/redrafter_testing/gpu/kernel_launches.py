@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.accept_path import accept_path
+from vllm_redrafter.triton_kernels.accept_path import AcceptedPaths, SampledRows, accept_path
+from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
 from vllm_redrafter.triton_kernels.build_tree import (
-    DraftRows,
     NodeLimits,
     ScoredTrees,
     TreeBuffers,
@@ -33,6 +33,7 @@ from vllm_redrafter.triton_kernels.join_matches import (
     SearchedNodes,
     join_matches,
 )
+from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
 from vllm_redrafter.triton_kernels.rope_positions import add_depths
@@ -181,6 +182,7 @@ def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 
         256.0,
         torch.zeros(2, LONGEST_MATCH, depth, 2),
         probabilities,
+        torch.zeros(2, dtype=torch.int64),
     )
 
 
@@ -189,12 +191,15 @@ DRAFTS = (draft_level, recurrent_layer, learn, gated_layers, match, candidates)
 
 
 def step(slots: int, requests: int = 2) -> None:
-    """stage_trees, add_depths, accept_path and compact_kv."""
+    """admit_nodes, stage_trees, add_depths, accept_path, compact_kv and load_drafts."""
     table, staged = TreeBuffers(4, slots - 1, "cpu"), StagedTrees(4, slots - 1, "cpu")
     rows = requests * slots
+    most, of_batch = 8192 // (slots - 1), torch.zeros(requests, dtype=torch.int64)
+    starts, confidences = integers(most + 1), torch.zeros(most, slots)
+    admit_nodes(confidences, of_batch, integers(2, requests), 1, 2, starts, starts)
     stage_trees(
         table,
-        integers(requests),
+        of_batch,
         integers(requests + 1),
         integers(requests + 1),
         integers(requests),
@@ -204,22 +209,31 @@ def step(slots: int, requests: int = 2) -> None:
     )
     add_depths(staged, integers(requests + 1), torch.zeros(3, rows + 1, dtype=torch.int64))
     path, num_sampled, row_start = integers(requests, slots), integers(requests), integers(requests)
+    of_rows, slot_of = torch.zeros(2, rows, dtype=torch.int64)
+    last_rows, counts = torch.zeros(2, max(requests, 3), dtype=torch.int64)
     accept_path(
-        staged.tokens[:requests],
-        staged.parents[:requests],
-        staged.depths[:requests],
-        staged.ancestors[:requests],
-        staged.num_nodes[:requests],
-        torch.zeros(rows, dtype=torch.int64),
-        row_start,
-        integers(requests, slots),
-        num_sampled,
-        path,
-        integers(requests),
+        staged,
+        SampledRows(integers(requests + 1), of_rows, integers(requests), slot_of, integers(4)),
+        of_rows,
+        AcceptedPaths(
+            integers(requests, slots), num_sampled, integers(requests), path, last_rows, counts
+        ),
+        slice(0, requests),
     )
     caches = [torch.zeros(8, 8, 16, 256, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
     compact_kv(
         CacheTable.of(caches), path, num_sampled, row_start, torch.zeros(rows, dtype=torch.int64)
+    )
+    state, numbers = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16), torch.zeros(requests)
+    load_drafts(
+        StepEnd(
+            *(slot_of[:requests], last_rows, integers(requests + 1), num_sampled),
+            *(last_rows, numbers),
+        ),
+        [state],
+        DraftInputs(torch.zeros_like(state), last_rows, last_rows, num_sampled, numbers),
+        requests,
+        requests,
     )
 
 
@@ -229,12 +243,12 @@ def build(width: int, length: int, requests: int = 2) -> None:
     build_tree(
         root_tokens,
         torch.zeros(requests, length, width, dtype=torch.int64),
-        torch.zeros(requests, length, width, dtype=torch.int32),
+        torch.zeros(requests, length, width, dtype=torch.int64),
         torch.zeros(requests, length, width),
         ScoredTrees(requests, 127, "cpu"),
         entries=root_tokens,
         log_odds=torch.zeros(requests, length, width),
         node_limits=NodeLimits(integers(requests), integers(requests)),
-        rows=DraftRows(torch.zeros(requests, 127, dtype=torch.int64), torch.zeros(requests, 127)),
+        drafts=torch.zeros(requests, 127, dtype=torch.int64),
         match_lengths=integers(requests, length, width),
     )

@@ -350,14 +350,14 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     runner = worker.model_runner
     speculator = runner.speculator
     generator = torch.Generator().manual_seed(0)
-    speculator.hidden[0] = torch.randn(speculator.hidden.shape[1], generator=generator)
-    speculator.slots[0] = entry = 0
+    inputs = speculator.inputs
+    inputs.hidden[0] = torch.randn(inputs.hidden.shape[1], generator=generator)
+    inputs.slots[0] = inputs.num_verified[0] = entry = 0
     if speculator.matching is not None:
         text = torch.tensor([1, 2, 3, 4, 1, 2, 5, 6, 1, 2])
         runner.req_states.all_token_ids.gpu[0, : len(text)] = text
         runner.req_states.total_len.gpu[0] = len(text)
     longest = speculator.lengths[-1]
-    speculator.verification.note_verified(0, 1)
 
     def drafted() -> list[torch.Tensor]:
         trees = speculator.trees
@@ -382,7 +382,7 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         # Which a GPU has in fewer launches than are recorded here: a norm is one.
         fusing = RecordedGraph()
         with cuda.graph(fusing):
-            speculator.drafter.fused(speculator.hidden[:1])
+            speculator.drafter.fused(inputs.hidden[:1])
         launches = graph.num_nodes - fusing.num_nodes
         return launches, reads_table, same
     finally:

@@ -96,11 +96,14 @@ def observe_matches(
     memory: float,
     counts: Tensor,
     probabilities: Tensor,
+    totals: Tensor,
 ) -> None:
     _, matches, depth = probabilities.shape
     lengths = match_lengths.index_select(0, entries).long()
     judged, accepted = judged_and_accepted(trees, len(entries))
     on_path = judged & (lengths > 0)
+    verified = torch.arange(lengths.shape[1]) < trees.num_verified[: len(entries), None]
+    totals += torch.stack([(verified & (lengths > 0)).sum(), (on_path & accepted).sum()])
     kinds = (trees.temperatures[: len(entries)] > 0).long()[:, None]
     at = (kinds * matches + lengths - 1) * depth + trees.depths[: len(entries)] - 1
     added = torch.stack([on_path, on_path & accepted], dim=-1).float()

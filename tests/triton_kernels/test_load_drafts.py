@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a draft starts from is each request's own, wherever it stands."""
+
+import pytest
+import torch
+
+from vllm_redrafter.triton_kernels import load_drafts as kernel
+from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
+
+SLOTS, ROOM, SIZE = 7, 5, 6
+SENTINEL = -77
+
+
+def inputs(device: torch.device, states: int) -> DraftInputs:
+    dtypes = torch.bfloat16, torch.int64, torch.int64, torch.int32, torch.float32
+    shapes = (ROOM, states * SIZE), *[(ROOM,)] * 4
+    fields = (torch.full(s, SENTINEL, dtype=d) for s, d in zip(shapes, dtypes, strict=True))
+    return DraftInputs(*(field.to(device) for field in fields))
+
+
+def step(device: torch.device) -> StepEnd:
+    """Three requests, of 2, 4 and 3 rows; the walk ended in rows 1, 2 and 6."""
+    end = StepEnd(
+        idx_mapping=torch.tensor([4, 0, 6]),
+        walked_rows=torch.tensor([1, 2, 6, SENTINEL]),
+        query_start_loc=torch.tensor([0, 2, 6, 9], dtype=torch.int32),
+        num_nodes=torch.tensor([2, 4, 1], dtype=torch.int32),
+        last_sampled=torch.arange(SLOTS) + 100,
+        temperature=torch.arange(SLOTS) / 10,
+    )
+    return StepEnd(*(part.to(device) for part in end))
+
+
+@pytest.mark.parametrize("verified", [0, 3])
+@pytest.mark.parametrize("states", [1, 2])
+def test_each_request_starts_from_its_last_accepted_row_or_its_last(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, verified: int, states: int
+) -> None:
+    """A padded batch; hidden states that are wider than what a program copies."""
+    monkeypatch.setattr(kernel, "COLUMNS", 4)
+    end, out = step(device), inputs(device, states)
+    read = torch.randn(states, 9, SIZE).bfloat16().to(device)
+    load_drafts(end, list(read), out, verified, padded=4)
+    rows = [1, 2, 6] if verified else [1, 5, 8]
+    assert torch.equal(out.hidden[:3], read[:, rows].transpose(0, 1).flatten(1))
+    assert (out.hidden[3:] == SENTINEL).all()
+    assert out.roots.tolist() == [104, 100, 106, SENTINEL, SENTINEL]
+    assert out.slots.tolist() == [4, 0, 6, ROOM, SENTINEL]
+    assert torch.equal(out.temperatures[:3], end.temperature[[4, 0, 6]])
+    assert out.num_verified.tolist() == [*([2, 4, 1] if verified else [0] * 3), 0, SENTINEL]
+
+
+def test_what_does_not_fit_is_named(device: torch.device) -> None:
+    end, out, state = step(device), inputs(device, 1), torch.zeros(9, SIZE, device=device)
+    for states, changed, named in (
+        ([state], {}, "states: expected contiguous torch.bfloat16"),
+        ([state, state], {}, "states: 2 of 6 for 6"),
+        ([state.bfloat16()], {"slots": out.slots[:2]}, "slots: expected"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            load_drafts(end, states, out._replace(**changed), 3, padded=3)
