@@ -22,14 +22,17 @@ GB/s are of the weights' bytes alone, or those of logits where nothing else is r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Any
 
 import torch
-from shared_parts import launches
+from rich.table import Table
+from shared_parts import machine, results
 from shared_parts.arguments import integer, positive, results_file, script_parser
 from shared_parts.gpu import Gpu
-from shared_parts.launches import Timed
 from torch import Tensor
 
 from vllm_redrafter.config import USUAL_CANDIDATES
@@ -41,6 +44,20 @@ from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 
 BEAMS, LENGTH = 4, 5
 VOCABULARY = 32_768
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was timed."""
+
+    launch: str
+    case: str
+    floor_bytes: int
+    microseconds: float
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.floor_bytes / self.microseconds / 1000
 
 
 def measured(gpu: Gpu, options: argparse.Namespace) -> Iterator[Timed]:
@@ -108,6 +125,23 @@ def normal(gpu: Gpu, *size: int) -> Tensor:
     return torch.randn(size, generator=generator, device=gpu.device).to(torch.bfloat16)
 
 
+def table(found: Iterable[Timed], copy: float) -> Table:
+    """The figures, for a person."""
+    made = Table("launch", "case", title=f"A copy on the device: {copy:.0f} GB/s")
+    for column in ("µs", "floor, µs", "GB/s", "of a copy's"):
+        made.add_column(column, justify="right")
+    for timed in found:
+        made.add_row(
+            timed.launch,
+            timed.case,
+            f"{timed.microseconds:.1f}",
+            f"{timed.floor_bytes / copy / 1000:.1f}",
+            f"{timed.gb_per_s:.0f}",
+            f"{timed.gb_per_s / copy:.0%}",
+        )
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     command = script_parser(__doc__)
     add = command.add_argument
@@ -116,7 +150,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--rows", nargs="+", type=integer(1, MAX_ROWS), default=[4, 16, 64], help=rows)
     add("--repeats", type=positive, default=30, help="of each launch (default 30)")
     add("--output", type=results_file, help="write all figures to this JSON file")
-    launches.run(command, command.parse_args(argv), measured)
+    options = command.parse_args(argv)
+    if not torch.cuda.is_available():
+        command.error("torch finds no GPU, and nothing is timed without one")
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        command.error("TRITON_INTERPRET is set: this would time the interpreter; unset it")
+    gpu = Gpu(options.repeats)
+    copy = gpu.copy_bandwidth()
+    record: dict[str, Any] = {**machine.describe(gpu.name), **gpu.describe()}
+    record |= {"repeats": options.repeats, "copy_gb_per_s": copy, "launches": []}
+    found = []
+    for timed in measured(gpu, options):
+        found.append(timed)
+        record["launches"].append(asdict(timed))
+        results.write(options.output, record)
+    results.wide_console().print(table(found, copy))
 
 
 if __name__ == "__main__":

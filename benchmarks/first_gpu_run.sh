@@ -23,7 +23,8 @@ it was: what has ended, well or not, is left alone, and a step that was interrup
                   steps that fit in still run; call it again for those that did not
     --retry       repeat what failed and what ran out of time, too
     --only NAMES  of the steps only these, separated by commas; the others stay as they are
-    -- ARGUMENTS  of throughput.py, which needs a target and its drafter and is left out without
+    -- ARGUMENTS  of throughput.py. The logs of steps take target and drafter from them; all of
+                  these are left out without
 
 PYTHON is the interpreter (default: .venv/bin/python beside benchmarks/, if there is one, else
 python3). The package, vLLM for CUDA, pytest and pytest-xdist have to be installed in it.
@@ -107,24 +108,46 @@ tests() { step "$1" "$2" "$python" -P -m pytest --tb short --junitxml "$out/$1.x
 
 benchmark() { step "$1" "$2" "$python" "$3" --output "$out/$1.json" "${@:4}"; }
 
+# logged NAME SECONDS ARGUMENTS: of step_log.py, which also prints what is compiled in service.
+logged() {
+    step "$1" "$2" env --chdir "$caller" TORCH_LOGS=recompiles "$python" "$benchmarks/step_log.py" \
+        --model "$model" --output "$out/$1.json" "${@:3}"
+}
+
+model='' drafter=''
+for index in "${!throughput[@]}"; do
+    case ${throughput[index]} in
+        --model) model=${throughput[index + 1]:-} ;;
+        --drafter) drafter=${throughput[index + 1]:-} ;;
+    esac
+done
+[[ ! ${throughput[*]} || ($model && $drafter) ]] ||
+    refuse "throughput.py's arguments, after --, need --model TARGET and --drafter DRAFTER"
+
 part environment 60
-# Processes, as most of the time goes into compiling kernels. What compiles for other GPUs needs none.
-tests kernel_tests 300 "$repo/tests/triton_kernels" -n auto --maxprocesses 8 --maxfail 50 \
-    --ignore "$repo/tests/triton_kernels/test_compilation.py"
 # With torch's sync debug mode.
 tests no_waiting 90 "$repo/tests/engine/cuda/test_draft_search.py" -n 0 -k does_not_wait
 # The real FlashAttention, against attention in float64.
 tests flash_attention 60 "$repo/tests/engine/cuda/test_flash_attention.py" -n 0
 part parity 300
-step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$out/prefill_parity.json"
-benchmark tree_attention 240 tree_attention.py \
-    --batches 8 --contexts 4096 32768 --nodes 1 32 41 --repeats 20
+if [[ $model ]]; then
+    logged steps_ours 240 --drafter "$drafter"
+    logged steps_plain 180
+    logged steps_plain_full 180 \
+        --engine-args '{"compilation_config": {"cudagraph_mode": "FULL"}}'
+fi
 benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20
-if ((${#throughput[@]})); then
+if [[ $model ]]; then
+    logged steps_top_p 180 --drafter "$drafter" --requests 64 --temperature 0.6 --top-p 0.9
     # Where it was called from, for the sake of relative paths. The first options are defaults.
     step throughput 300 env --chdir "$caller" "$python" "$benchmarks/throughput.py" \
-        --repeats 1 --num-prompts 8 --max-tokens 64 "${throughput[@]}" --output "$out/throughput.json"
+        --repeats 1 --max-tokens 96 --min-tokens 48 --ignore-eos "${throughput[@]}" \
+        --output "$out/throughput.json"
 fi
+# Processes, as most of the time goes into compiling kernels. What compiles for other GPUs needs none.
+tests kernel_tests 300 "$repo/tests/triton_kernels" -n auto --maxprocesses 8 --maxfail 50 \
+    --ignore "$repo/tests/triton_kernels/test_compilation.py"
+step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$out/prefill_parity.json"
 
 for name in ${only//,/ }; do
     [[ " ${names[*]} " == *" $name "* ]] || refuse "--only $name: the steps are ${names[*]}"
@@ -208,7 +231,7 @@ for index in "${!names[@]}"; do
     fi
 done
 summarise
-((${#throughput[@]})) || echo 'throughput.py is left out: its arguments are expected after --'
+[[ $model ]] || echo 'throughput.py and step_log.py are left out: arguments are expected after --'
 printf 'Written to %s\n' "$out/summary.md"
 for name in "${names[@]}"; do
     is_done "$name" || exit 1

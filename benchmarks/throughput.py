@@ -37,6 +37,7 @@ n-grams most of all. So the table has the share of repeated 8-grams beside the f
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -172,8 +173,18 @@ def _entries(
             for task in prompts
         ]
         if cases:
-            entries.append(Entry(method, cases, _job(args, method, prompts)))
+            entries.append(Entry(method, cases, _job(args, method, prompts), _log(args, method)))
     return entries
+
+
+def _log(args: argparse.Namespace, method: Method) -> Path | None:
+    """The file of its engines' log, emptied, beside the results."""
+    if args.output is None:
+        return None
+    name = re.sub(r"[^\w.]+", "-", f"{args.output.stem} {method.label}")
+    log: Path = args.output.with_name(f"{name}.log")
+    log.write_text("")
+    return log
 
 
 def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job:
@@ -195,7 +206,6 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         prompts_per_request=args.prompts_per_request,
         max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
-        timed_parts=method.drafts_with_redrafter,
         tasks=[task for task, found in prompts.items() for _ in found],
         min_tokens=args.min_tokens,
     )

@@ -46,8 +46,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         "--prompts-per-request",
         type=positive,
         metavar="N",
-        help="answer only N prompts (of each task) per request in flight, so that low concurrency "
-        "does not take longest (default: all prompts at every concurrency)",
+        help="answer only N prompts (of each task) per request in flight, but 32 in all, so that "
+        "low concurrency does not take longest (default: all prompts at every concurrency)",
     )
     add("--max-tokens", type=positive, default=128, help="per request (default 128)")
     least = "draw the most tokens of each request from here to --max-tokens (default: no draw)"
@@ -91,7 +91,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--max-model-len", type=positive, help="vLLM's")
     more = "more arguments of vllm.LLM"
     add("--engine-args", type=json_object, default={}, metavar="JSON", help=more)
-    add("--output", type=results_file, help="write all measurements to this JSON file")
+    add("--output", type=results_file, help="measurements; engines' logs lie beside them")
     return made
 
 

@@ -26,6 +26,9 @@ COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": "accepted_tokens",
 }
 
+LEAST_PROMPTS = 32
+"""Fewer are over so soon that a single slow step shows."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -46,11 +49,10 @@ class Job:
             practice: a repeat on the same engine has other samples as its random state moves on,
             one on a fresh engine needs another seed for that.
         prompts: token ids.
-        prompts_per_request: how many of them (of a task) a case answers, per request in flight;
-            None for all at every level.
+        prompts_per_request: how many of them (of a task) a case answers, per request in flight,
+            but LEAST_PROMPTS of all tasks; None for all at every level.
         max_tokens: the most tokens that a request outputs.
         ignore_eos: output that many in any case.
-        timed_parts: the worker is ReDrafter's, which says where its time went.
         tasks: one per prompt; None where they have none.
         min_tokens: the most tokens of a request are drawn from here to `max_tokens`; None for
             `max_tokens` of all.
@@ -62,7 +64,6 @@ class Job:
     prompts_per_request: int | None
     max_tokens: int
     ignore_eos: bool
-    timed_parts: bool
     tasks: list[str | None]
     min_tokens: int | None = None
 
@@ -75,7 +76,8 @@ class Job:
         prompts = self.prompts_of(case.task)
         if self.prompts_per_request is None:
             return prompts
-        return prompts[: case.concurrency * self.prompts_per_request]
+        least = -(-LEAST_PROMPTS // len(set(self.tasks)))
+        return prompts[: max(least, case.concurrency * self.prompts_per_request)]
 
     def lengths(self, requests: int) -> list[int]:
         """The most tokens of each request, the same for every method."""
@@ -110,14 +112,12 @@ class Run:
         generation: what came out, and when.
         spec_decode: vLLM's own counters of speculation (n-gram: steps without a proposal are not
             counted as drafts).
-        parts: ReDrafter's counters and seconds; see vllm_redrafter/drafting/stats.py.
     """
 
     concurrency: int
     temperature: float
     generation: Generation
     spec_decode: dict[str, int]
-    parts: dict[str, float] | None
     task: str | None = None
 
     @classmethod
@@ -170,13 +170,10 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
 
     # An answer per request in flight, to the last prompts, which a level asks last if at all.
     answer(job.prompts_of(case.task)[-case.concurrency :])
-    if job.timed_parts:
-        llm.collective_rpc("reset_redrafter_stats")
     before = counters(llm)
     generation = answer(job.prompts_at(case))
     counted = {name: value - before[name] for name, value in counters(llm).items()}
-    parts = llm.collective_rpc("redrafter_stats")[-1] if job.timed_parts else None
-    return Run(case.concurrency, case.temperature, generation, counted, parts, case.task)
+    return Run(case.concurrency, case.temperature, generation, counted, case.task)
 
 
 def counters(llm: Any) -> dict[str, int]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,27 +33,31 @@ class EngineError(RuntimeError):
 
 def environment(is_cpu: bool) -> dict[str, str]:
     """What is set for all engines alike, on top of the surroundings."""
-    variables = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    variables = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "INFO")}
     return {**variables, **cpu_variables(os.environ)} if is_cpu else variables
 
 
 class EngineProcess(ProcessGroup):
-    """An engine that starts in a process group of its own, and measures there."""
+    """An engine that starts in a process group of its own, and measures there.
 
-    def __init__(self, job: Job, variables: dict[str, str]) -> None:
+    Its log is added to `log`; without such a file it is kept only if the engine fails.
+    """
+
+    def __init__(self, job: Job, variables: dict[str, str], log: Path | None) -> None:
         self._config = job.engine["speculative_config"]
         self._folder = tempfile.TemporaryDirectory()
         job_file = Path(self._folder.name, "job.json")
         job_file.write_text(json.dumps(asdict(job)))
         self._results = Path(self._folder.name, "results.jsonl")
         self._read = 0
-        self._failed = False
-        with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
-            self._log = Path(log.name)
+        self._keeps_log = log is not None
+        temporary = partial(tempfile.NamedTemporaryFile, "w", suffix=".log", delete=False)
+        with temporary() if log is None else log.open("a") as output:
+            self._log = Path(output.name)
             super().__init__(
                 [sys.executable, "-P", ENGINE_SCRIPT, job_file, self._results],
                 {**os.environ, **variables},
-                log.file,
+                output,
             )
 
     def wait_until_started(self) -> None:
@@ -70,10 +75,10 @@ class EngineProcess(ProcessGroup):
         return Run.from_json(self._wait_for(self._next_result))
 
     def close(self) -> None:
-        """End it, see `ProcessGroup.close`; its log is kept if it failed."""
+        """End it, see `ProcessGroup.close`."""
         super().close()
         self._folder.cleanup()
-        if not self._failed:
+        if not self._keeps_log:
             self._log.unlink()
 
     def _next_result(self) -> str:
@@ -98,7 +103,7 @@ class EngineProcess(ProcessGroup):
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _failure(self) -> EngineError:
-        self._failed = True
+        self._keeps_log = True
         config = self._config
         return EngineError(
             f"{tail(self._log, LOG_LINES_SHOWN)}\n"

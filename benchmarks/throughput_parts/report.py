@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From runs to rows: totals of all tasks, medians, ratios to plain decoding, shares of wall time.
+"""From runs to rows: totals of all tasks, medians, ratios to plain decoding.
 
 Machines are shared and their speed drifts, so a method is compared with the plain decoding of the
 same repeat, and the ratio is the median of these comparisons.
@@ -15,9 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from throughput_parts.engine import Generation, Run
 from throughput_parts.methods import Method
-
-PARTS = ("draft", "verify", "attention", "accept", "compact")
-"""Where a ReDrafter step's time goes; `verify` is the target's forward pass less attention."""
 
 NGRAM = 8
 
@@ -51,7 +48,7 @@ class Measurement:
         repeated_ngrams: share of the output's 8-grams that are repetitions, see `repeated_share`.
         identical: requests whose output equals plain decoding's in the same repeat; None for
             plain decoding itself and for sampled output.
-        spec_decode, parts: see `Run`.
+        spec_decode: see `Run`.
     """
 
     method: str
@@ -67,7 +64,6 @@ class Measurement:
     repeated_ngrams: float
     identical: int | None
     spec_decode: dict[str, int]
-    parts: dict[str, float] | None
     task: str | None = None
 
     @property
@@ -86,36 +82,20 @@ class Measurement:
 
     @property
     def nodes(self) -> float | None:
-        """Tree nodes verified per request, in the steps that verified some; None if none did.
-
-        ReDrafter alone counts them.
-        """
-        if self.parts is None or not self.parts["verifications"]:
-            return None
-        return self.parts["drafted_tokens"] / self.parts["verifications"]
+        """Draft tokens verified per request, in the steps that verified some; None if none did."""
+        drafts = self.spec_decode.get("drafts", 0)
+        return self.spec_decode["draft_tokens"] / drafts if drafts else None
 
     @property
     def undrafted(self) -> float | None:
-        """Share of the decoding steps in which nothing was drafted, as it would not have paid.
+        """Share of the requests' decoding steps that verified no draft; None without speculation.
 
-        None where the engine has no such choice.
+        A request's last verification may be one that nobody waited for.
         """
-        if self.parts is None or "undrafted_steps" not in self.parts:
+        steps = self.request_steps - self.requests
+        if not self.spec_decode or not steps:
             return None
-        undrafted = self.parts["undrafted_steps"]
-        steps = self.parts["steps"] + undrafted
-        return undrafted / steps if steps else None
-
-    @property
-    def shares(self) -> dict[str, float] | None:
-        """PARTS as shares of the wall time; None where the worker does not measure them.
-
-        The rest is vLLM's: scheduling, preparing batches, messages between processes, text.
-        """
-        if self.parts is None:
-            return None
-        seconds = {**self.parts, "verify": self.parts["forward"] - self.parts["attention"]}
-        return {part: seconds[part] / self.seconds for part in PARTS}
+        return max(0.0, 1 - self.spec_decode["drafts"] / steps)
 
 
 def with_totals(runs: Sequence[Run]) -> list[Run]:
@@ -137,7 +117,6 @@ def with_totals(runs: Sequence[Run]) -> list[Run]:
 
 def _total(runs: Sequence[Run]) -> Run:
     made = [run.generation for run in runs]
-    parts = [run.parts for run in runs if run.parts is not None]
     return Run(
         concurrency=runs[0].concurrency,
         temperature=runs[0].temperature,
@@ -148,7 +127,6 @@ def _total(runs: Sequence[Run]) -> Run:
             request_steps=sum(generation.request_steps for generation in made),
         ),
         spec_decode=_summed(run.spec_decode for run in runs),
-        parts=_summed(parts) if parts else None,
     )
 
 
@@ -189,7 +167,6 @@ def measurements(
                 repeated_ngrams=repeated_share(outputs),
                 identical=compared,
                 spec_decode=run.spec_decode,
-                parts=run.parts,
                 task=run.task,
             )
         )
@@ -216,7 +193,7 @@ class Row:
         task: None for all prompts together.
         tokens_per_second: over repeats.
         ratio: to plain decoding in the same repeat.
-        tokens_per_step, nodes, undrafted, shares, repeated_ngrams: medians over repeats; see
+        tokens_per_step, nodes, undrafted, repeated_ngrams: medians over repeats; see
             `Measurement`.
         identical: requests, of all repeats, whose output equals plain decoding's.
         requests: of all repeats.
@@ -232,7 +209,6 @@ class Row:
     tokens_per_step: float | None
     nodes: float | None
     undrafted: float | None
-    shares: dict[str, float] | None
     repeated_ngrams: float
     identical: int | None
     requests: int
@@ -261,7 +237,6 @@ def summarise(measured: Sequence[Measurement]) -> list[Row]:
 def _row(key: Key, group: Sequence[Measurement], plain: Sequence[Measurement]) -> Row:
     speed = {m.repeat: m.tokens_per_second for m in plain}
     identical = [m.identical for m in group if m.identical is not None]
-    shares = [m.shares for m in group if m.shares is not None]
     return Row(
         *key,
         tokens_per_second=Spread.of([m.tokens_per_second for m in group]),
@@ -269,7 +244,6 @@ def _row(key: Key, group: Sequence[Measurement], plain: Sequence[Measurement]) -
         tokens_per_step=_median_of([m.tokens_per_step for m in group]),
         nodes=_median_of([m.nodes for m in group]),
         undrafted=_median_of([m.undrafted for m in group]),
-        shares={part: median(s[part] for s in shares) for part in PARTS} if shares else None,
         repeated_ngrams=median(m.repeated_ngrams for m in group),
         identical=sum(identical) if identical else None,
         requests=sum(m.requests for m in group),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from throughput_parts.report import NGRAM, PARTS, Row, Spread
+from throughput_parts.report import NGRAM, Row, Spread
 
 FIGURES = ("tok/s", "× plain", "tok/step", "nodes", "undrafted", "repeated")
 
@@ -31,7 +31,7 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
         drawn.add_column(name, justify="right", no_wrap=True)
     for name in ("task", "method") if tasks else ("method",):
         drawn.add_column(name, no_wrap=True)
-    for name in (*FIGURES, *PARTS, "same"):
+    for name in (*FIGURES, "same"):
         drawn.add_column(name, justify="right", no_wrap=True)
     previous = None
     for row in rows:
@@ -39,7 +39,6 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
         if previous not in (None, at):
             drawn.add_section()
         previous = at
-        shares = row.shares or {}
         drawn.add_row(
             f"{row.temperature:g}",
             str(row.concurrency),
@@ -51,7 +50,6 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
             _known(row.nodes, ".1f"),
             _known(row.undrafted, ".0%"),
             f"{row.repeated_ngrams:.0%}",
-            *(f"{shares[part]:.0%}" if part in shares else "–" for part in PARTS),
             same_as_plain(row),
         )
     return drawn
@@ -61,12 +59,9 @@ CAPTION = (
     "requests: in flight. "
     "tok/s, × plain: median over repeats (lowest–highest); × plain within a repeat. "
     "tok/step: per request and decoding step. "
-    "nodes: verified per request, where any were; undrafted: decoding steps without a draft. "
+    "nodes: verified per request, where any were; undrafted: its decoding steps without a draft. "
     f"repeated: share of the output's {NGRAM}-grams that occurred before in the same output; text "
     "that repeats itself is easy to draft. "
-    "draft … compact: share of the wall time, the rest is vLLM's; verify is the target's forward "
-    "pass without attention, which is that of branching trees: chains (1xL) go through vLLM's own, "
-    "within verify. "
     "same: greedy outputs identical to plain decoding's. "
     "total: the tokens of all tasks over the sum of their seconds."
 )

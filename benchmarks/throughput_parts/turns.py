@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import sleep
 from typing import TypeVar
 
@@ -21,11 +22,12 @@ HEAD_START = 15.0
 
 @dataclass(frozen=True)
 class Entry:
-    """A method's part in the comparison."""
+    """A method's part in the comparison; its engines' log is added to `log` if there is one."""
 
     method: Method
     cases: list[Case]
     job: Job
+    log: Path | None
 
     @property
     def label(self) -> str:
@@ -59,7 +61,7 @@ def alone(
         for entry in rotated(entries, repeat):
             update(description=entry.label)
             job = replace(entry.job, seed=entry.job.seed + repeat)
-            with EngineProcess(job, variables) as engine:
+            with EngineProcess(job, variables, entry.log) as engine:
                 engine.wait_until_started()
                 for case in entry.cases:
                     runs[entry.label].append(engine.measure(case))
@@ -100,7 +102,8 @@ def start_all(
         for entry in group:
             if entry in measuring and started:
                 sleep(HEAD_START)
-            started[entry.label] = stack.enter_context(EngineProcess(entry.job, variables))
+            engine = EngineProcess(entry.job, variables, entry.log)
+            started[entry.label] = stack.enter_context(engine)
         for engine in started.values():
             engine.wait_until_started()
         for engine in started.values():

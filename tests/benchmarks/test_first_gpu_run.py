@@ -17,16 +17,11 @@ import throughput
 BENCHMARKS = Path(throughput.__file__).parent
 SCRIPT = BENCHMARKS / "first_gpu_run.sh"
 
-ALWAYS = [
-    "environment",
-    "kernel_tests",
-    "no_waiting",
-    "flash_attention",
-    "parity",
-    "prefill_parity",
-    "tree_attention",
-    "draft_layers",
-]
+CHECKS = ["environment", "no_waiting", "flash_attention", "parity"]
+LATER = ["kernel_tests", "prefill_parity"]
+ALWAYS = [*CHECKS, "draft_layers", *LATER]
+LOGS = ["steps_ours", "steps_plain", "steps_plain_full"]
+ALL = [*CHECKS, *LOGS, "draft_layers", "steps_top_p", "throughput", *LATER]
 THROUGHPUT = ["--model", "a target", "--drafter", "its drafter", "--chat"]
 
 FAKE_PYTHON = """#!{python} -IS
@@ -103,8 +98,8 @@ def test_every_step_is_run_with_options_that_its_script_takes(tmp_path: Path) ->
     whole = Runs(tmp_path)
     status, printed = whole.run("--", *THROUGHPUT)
     assert status == 0, printed
-    assert list(whole.calls()) == [*ALWAYS, "throughput"]
-    assert whole.summary() == dict.fromkeys([*ALWAYS, "throughput"], "done")
+    assert list(whole.calls()) == ALL
+    assert whole.summary() == dict.fromkeys(ALL, "done")
     tests = [call for call in whole.calls().values() if "pytest" in call]
     assert all(Path(path).exists() for call in tests for path in call if "/tests/" in path)
     given = [call for call in whole.calls().values() if "pytest" not in call]

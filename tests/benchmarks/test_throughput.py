@@ -19,8 +19,7 @@ from redrafter_testing import process_trees
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 
 SCRIPT = Path(throughput.__file__)
-PARTS = dict(steps=40, verifications=80, drafted_tokens=360)
-PARTS |= dict(draft=0.1, forward=0.5, attention=0.2, accept=0.05, compact=0.01)
+COUNTED = {"drafts": 6, "draft_tokens": 27, "accepted_tokens": 9}
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +73,10 @@ class CannedEngine:
 
     def measure(self, case: Case) -> Run:
         self.events.append("measure")
-        parts = PARTS if self.job.timed_parts else None
+        counted = COUNTED if self.job.engine["speculative_config"] else {}
         outputs = [[1] * 9 for _ in self.job.prompts_at(case)]
         made = Generation(outputs, seconds=1.0, steps=4, request_steps=8)
-        return Run(generation=made, spec_decode={}, parts=parts, **asdict(case))
+        return Run(generation=made, spec_decode=counted, **asdict(case))
 
     def pause(self) -> None: ...
 
@@ -90,7 +89,7 @@ def without_engines(monkeypatch: pytest.MonkeyPatch, is_cpu: bool) -> list[str]:
     platform = SimpleNamespace(is_cpu=lambda: is_cpu, get_device_name=lambda: "a GPU")
     monkeypatch.setattr("vllm.platforms.current_platform", platform)
     events: list[str] = []
-    monkeypatch.setattr(turns, "EngineProcess", lambda job, _: CannedEngine(job, events))
+    monkeypatch.setattr(turns, "EngineProcess", lambda job, *_: CannedEngine(job, events))
     return events
 
 
@@ -136,8 +135,11 @@ def test_from_arguments_to_files_without_an_engine(
     assert events.count("measure") == 2 * 2 * cases, "repeats and tasks"
     assert len(report["rows"]) == 3 * cases, "tasks and their total"
     greedy = [row for row in report["rows"] if row["method"] == "ReDrafter"][:6]
-    assert [row["requests"] for row in greedy] == [2, 2, 4, 8, 8, 16], "of both repeats"
+    assert [row["requests"] for row in greedy] == [8, 8, 16] * 2, "of both repeats"
     assert all(row["identical"] == row["requests"] for row in greedy)
+    assert [row["nodes"] for row in greedy] == [4.5] * 6
+    assert [row["undrafted"] for row in greedy[:2]] == [0, 0]
+    assert len(list(tmp_path.glob("out-*.log"))) == 6, "a log for each method"
     assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
     assert " total " in capsys.readouterr().out
 
@@ -165,6 +167,5 @@ def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, 
     assert (adaptive["method"], adaptive["identical"]) == ("adaptive", 3)
     assert (fixed["method"], fixed["identical"]) == ("ReDrafter", 3)
     # The first token of a request is no verification, nor need its last steps be.
-    verifications = fixed["parts"]["verifications"]
-    assert 0 < verifications <= fixed["request_steps"] - 3
-    assert fixed["spec_decode"]["drafts"] == verifications
+    assert 0 < fixed["spec_decode"]["drafts"] <= fixed["request_steps"] - 3
+    assert (tmp_path / "out-adaptive-2x4-8.log").read_text(), "the engine's log is kept"
