@@ -23,9 +23,11 @@ from vllm_redrafter.tree.policy import MATCH_CHAIN, MATCH_TREE
 K = CONFIG.num_speculative_tokens
 
 
-def choose(choice: ArmChoice, rates: Sequence[float], steps: int, at: int = 0) -> list[int]:
+def choose(choice: ArmChoice, rates: Sequence[float], steps: int) -> list[int]:
     """The arms of so many steps, of which these rates are expected."""
-    return [choice.next(at, lambda: np.array(rates)).arm for _ in range(steps)]
+    return [
+        choice.next(np.zeros(1, np.bool_), 1, lambda: np.array(rates)).arm for _ in range(steps)
+    ]
 
 
 def test_a_choice_is_kept_for_a_block_and_left_only_for_the_margin() -> None:

@@ -68,24 +68,28 @@ class _Bucket:
 class ArmChoice:
     """Chooses an arm for each step, by what is expected of them, and explores."""
 
-    def __init__(self, explored: Sequence[int]) -> None:
+    def __init__(self, explored: Sequence[int], profiles: Sequence[SurvivalProfile] = ()) -> None:
         """
         Args:
             explored: arms that between them tell what there is to know of all.
+            profiles: fade where nothing was drafted for long.
         """
-        self._explored = explored
+        self._explored, self._profiles = explored, profiles
         self._buckets: dict[Hashable, _Bucket] = {}
-        self._clock, self._left = 0, 0
+        # The number of the step, those that its choice is kept for, and plain ones in a row.
+        self._clock, self._left, self._plain = 0, 0, 0
         self._at: Hashable = None
         self._step = Step(0, False)
 
-    def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
+    def next(self, sampled: Flags, room: int, rates: Callable[[], Floats]) -> Step:
         """The step that begins; to be asked for once in each.
 
         Args:
-            at: what batches have in common that are planned for alike.
+            sampled: [N] bool, of the batch's requests that sample.
+            room: what the next step can verify per request.
             rates: gives the tokens per second expected of each arm, 0 of what cannot be run.
         """
+        at = bucket(len(sampled)), bool(sampled.any()), bool(sampled.all()), room
         self._clock += 1
         if at == self._at and self._left:
             self._left -= 1
@@ -93,14 +97,19 @@ class ArmChoice:
             self._step, self._at = self._choose(at, rates()), at
             self._left = BLOCK - 1
         self._buckets[at].ran[self._step.arm] = self._clock
+        if self._step.arm and self._plain > HORIZON:
+            for profile in self._profiles:
+                profile.fade()
+        self._plain = 0 if self._step.arm else self._plain + 1
         return self._step
 
-    def pass_step(self) -> bool:
-        """Whether the next step of the same batch runs the same, without being planned."""
-        if not self._left:
+    def pass_plain_step(self) -> bool:
+        """Whether the next step of the same batch is plain as this one, without being planned."""
+        if self._step.arm or not self._left:
             return False
         self._left -= 1
         self._clock += 1
+        self._plain += 1
         return True
 
     def _choose(self, at: Hashable, rates: Floats) -> Step:
@@ -155,7 +164,8 @@ class BatchPlanner:
         self.arms = (None, *arms_of(config, has_drafter))
         longest = max((arm.beam_length for arm in self.arms if arm is not None), default=0)
         explored = {None, MATCH_CHAIN, SearchShape(1, longest), self.arms[-1]}
-        self._choice = ArmChoice([arm for arm, shape in enumerate(self.arms) if shape in explored])
+        numbers = [arm for arm, shape in enumerate(self.arms) if shape in explored]
+        self._choice = ArmChoice(numbers, [self.profile])
         # By how much matches raise the yield of plain steps, and how much more searches yield than
         # requests that are all alike would, matches included: by kind of step.
         self._alone = {CHAINS: _Gain(), TREES: _Gain()}
@@ -175,22 +185,18 @@ class BatchPlanner:
             sampled: [N] bool, of the requests that have drawn a token: those that sample it.
             max_nodes: what the next step can verify per request; at least 1.
         """
-        at = bucket(len(sampled)), bool(sampled.any()), bool(sampled.all()), max_nodes
         self._batch = sampled, max_nodes
-        step = self._choice.next(at, self._rates)
+        step = self._choice.next(sampled, max_nodes, self._rates)
         shape = self.arms[step.arm]
-        if shape is not None and self.shape is None and self._settled >= HORIZON:
-            self.profile.fade()
         self._settled = self._settled + 1 if (shape is None) == (self.shape is None) else 0
         self.shape, self._explores = shape, step.explores
         return shape
 
     def pass_plain_step(self) -> bool:
         """Whether the next step of the same batch is plain, as the last one was."""
-        if self.shape is not None or not self._choice.pass_step():
-            return False
-        self._settled += 1
-        return True
+        passes = self._choice.pass_plain_step()
+        self._settled += passes
+        return passes
 
     def verify_costs(self, requests: int) -> VerifyCosts:
         """By what to choose which nodes are verified of what is drafted for so many requests."""

@@ -30,9 +30,8 @@ from vllm.v1.worker.gpu.async_utils import StepTimingSample, stream
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from vllm_redrafter.budget.acceptance import HORIZON, LEAST_SURVIVAL, SurvivalProfile
+from vllm_redrafter.budget.acceptance import LEAST_SURVIVAL, SurvivalProfile
 from vllm_redrafter.budget.choice import Flags, Floats
-from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.engine.cuda.stats import StepTimer
@@ -88,14 +87,14 @@ class TreeBudget(AdaptiveVerificationManager):
         self.trims = trims
         self.meter, self.lengths, self.samples = meter, tuple(lengths), samples
         longest = self.lengths[-1]
-        # Plain decoding, matches alone where there are any, and the longest drafts.
-        self.arms = ArmChoice(sorted({0, int(not self.lengths[0]), len(self.lengths)}))
         self._arm, self._explores = len(self.lengths), False
-        self._plain_steps = 0  # In a row.
         (num_paths, depth), nodes = paths, int(self.num_speculative_steps)
         ranks = 1 if is_chain else nodes
         of_matches = SurvivalProfile(depth, min(num_paths, ranks))
         profiles = SurvivalProfile(longest, ranks, recorded), of_matches
+        # Plain decoding, matches alone where there are any, and the longest drafts.
+        explored = sorted({0, int(not self.lengths[0]), len(self.lengths)})
+        self.arms = ArmChoice(explored, profiles)
         self.times = StepTimes(lambda known: get_tp_group().broadcast_object(known, src=0))
         self.model = ThroughputModel(self.times, profiles, self.lengths, nodes, trims)
         self._trees, self._device = trees, trees.shown.device
@@ -262,7 +261,9 @@ class TreeBudget(AdaptiveVerificationManager):
         chosen = self._nodes(batch, survival) if self._drafted else 0
         self._learn(batch, survival)
         if batch.sampling:
-            self._choose_draft(batch)
+            nodes = self.num_speculative_steps
+            step = self.arms.next(batch.sampled, nodes, lambda: self.model.rates(batch))
+            self._arm, self._explores = step.arm, step.explores
         kind = self._arm > 0, chosen > 0, batch.reads_prompts
         table = self.model.table(batch, self._arm)[chosen]
         self.times.begins(now, kind, len(batch.slots), float(table))
@@ -311,15 +312,6 @@ class TreeBudget(AdaptiveVerificationManager):
             verifying = np.count_nonzero(of_trees[:, 0] >= max(ranked[chosen - 1], LEAST_SURVIVAL))
             self.meter.stats.expected_tokens += float(verifying + self.expected @ ratios)
         return chosen
-
-    def _choose_draft(self, batch: Batch) -> None:
-        at = bucket(len(batch.slots)), bool(batch.sampled.any()), bool(batch.sampled.all())
-        step = self.arms.next(at, lambda: self.model.rates(batch))
-        if step.arm and self._plain_steps >= HORIZON:
-            self.model.profile.fade()
-            self.model.match_profile.fade()
-        self._plain_steps = 0 if step.arm else self._plain_steps + 1
-        self._arm, self._explores = step.arm, step.explores
 
     def _survival(self, batch: Batch) -> Floats:
         """[R, K] of the draft tokens, by confidences of a step ago; 0 beyond those scheduled."""

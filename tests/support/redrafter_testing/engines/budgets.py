@@ -3,10 +3,10 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
-from vllm_redrafter.budget.choice import Floats
+from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.planner import Step
 from vllm_redrafter.engine.cuda import node_confidence
 
@@ -34,7 +34,7 @@ class RandomArms:
         self._arms = [arm for arm, n in enumerate(lengths, start=1) if only in (None, n)]
         self._random = random.Random(0)
 
-    def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
+    def next(self, sampled: Flags, room: int, rates: Callable[[], Floats]) -> Step:
         if self._random.random() >= self._drafting:
             return Step(0, False)
         arm = self._random.choice(self._arms)
