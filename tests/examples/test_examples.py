@@ -7,6 +7,7 @@ bigram_head.py: tests/engine/test_heads.py; ray_workers.py: tests/offline/test_g
 import json
 import os
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def test_examples_are_short_and_say_how_to_run_them() -> None:
         assert len(source.splitlines()) < 80
 
 
-def test_own_tree_policy_compares_two_policies(tmp_path: Path) -> None:
+def test_own_tree_policy_compares_two_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     target, drafter = make_reciting_pair(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts = [
@@ -55,8 +58,10 @@ def test_own_tree_policy_compares_two_policies(tmp_path: Path) -> None:
         ).removeprefix("<s>")
         for question in ANSWERS
     ]
-    arguments = (target, drafter, *prompts, "--max-tokens", 24)
-    output = run("own_tree_policy.py", *arguments, cwd=tmp_path, OMP_NUM_THREADS="1")
+    arguments = ["own_tree_policy.py", str(target), str(drafter), *prompts, "--max-tokens", "24"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(EXAMPLES / "own_tree_policy.py"), run_name="__main__")
+    output = capsys.readouterr().out
     found = dict(re.findall(r"(\w+): (\d+\.\d\d) tokens per step", output))
     assert list(found) == ["default", "shallow"]
     assert 1.5 < float(found["default"]) <= 6 and 1.5 < float(found["shallow"]) <= 4
