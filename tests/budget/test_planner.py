@@ -25,9 +25,8 @@ K = CONFIG.num_speculative_tokens
 
 def choose(choice: ArmChoice, rates: Sequence[float], steps: int) -> list[int]:
     """The arms of so many steps, of which these rates are expected."""
-    return [
-        choice.next(np.zeros(1, np.bool_), 1, lambda: np.array(rates)).arm for _ in range(steps)
-    ]
+    given = np.zeros(1, np.bool_), 1, lambda: np.array(rates)
+    return [choice.next(*given).arm for _ in range(steps)]
 
 
 def test_a_choice_is_kept_for_a_block_and_left_only_for_the_margin() -> None:

@@ -131,8 +131,7 @@ def observe_nodes(
     for kind, state in enumerate(zip(slopes, biases, statistics, strict=True)):
         estimator = AcceptanceEstimator(biases.shape[1], biases.device)
         estimator.slope, estimator.biases, estimator.statistics = state
-        here = known & (samples == kind)
-        estimator.observe(own, trees.depths[: len(entries)], here, accepted)
+        estimator.observe(own, trees.depths[: len(entries)], known & (samples == kind), accepted)
 
 
 def judged_and_accepted(trees: Any, requests: int) -> tuple[Tensor, Tensor]:
