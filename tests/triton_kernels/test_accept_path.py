@@ -96,8 +96,7 @@ def arguments(device: torch.device, walks: Sequence[Walk], slots: int) -> dict[s
 
 
 def check(device: torch.device, walks: Sequence[Walk], slots: int) -> None:
-    """The kernel's outputs are those of the torch walk, in two parts, and nothing else is
-    written."""
+    """In two parts, outputs are those of the torch walk, and nothing else is written."""
     call = arguments(device, walks, slots)
     sampled, starts = call["sampled"], call["rows"].cu_num_logits.tolist()
     middle = starts[len(walks) // 2]
@@ -142,10 +141,7 @@ def some_walks(draw: st.DrawFn) -> Walk:
 
 
 @settings(deadline=None, max_examples=30)
-@given(
-    walks=st.lists(some_walks(), min_size=1, max_size=4),
-    slots=st.sampled_from([21, 33]),
-)
+@given(walks=st.lists(some_walks(), min_size=1, max_size=4), slots=st.sampled_from([21, 33]))
 def test_the_path_is_the_reference_s(device: torch.device, walks: list[Walk], slots: int) -> None:
     check(device, walks, slots)
 
@@ -182,9 +178,3 @@ def test_what_does_not_fit_is_refused_by_name(
         call[name] = spoil(call[name])
     with pytest.raises(ValueError, match=rf"^{name}: "):
         accept_path(**call)
-
-
-def test_more_requests_than_trees_are_refused(device: torch.device) -> None:
-    call = arguments(device, [Walk.to(3, chain(5))], 5)
-    with pytest.raises(ValueError, match=r"^trees: of fewer than 4 requests"):
-        accept_path(**call | {"requests": slice(0, 4)})

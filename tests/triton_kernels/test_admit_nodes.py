@@ -42,14 +42,8 @@ def test_the_nodes_of_the_highest_survival_are_admitted(
         assert found.tolist() == expected + [behind] * (MOST - len(requests))
 
 
-@pytest.mark.parametrize("name", ["confidences", "idx_mapping", "scheduled", "cu_num_logits"])
-def test_what_does_not_fit_is_named(device: torch.device, name: str) -> None:
+def test_scheduled_tokens_of_other_requests_are_refused(device: torch.device) -> None:
     slots, numbers = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int32)
-    call = {"confidences": torch.zeros(SLOTS, K + 1), "idx_mapping": slots}
-    call |= {"scheduled": numbers[:, :2].clone(), "cu_num_logits": numbers[0].clone()}
-    call = {key: tensor.to(device) for key, tensor in call.items()}
-    starts = numbers[1].clone().to(device)
-    with pytest.raises(ValueError, match=f"^{name}: expected"):
-        admit_nodes(
-            **call | {name: call[name].short()}, budget=2, num_tokens=4, query_start_loc=starts
-        )
+    given = (part.to(device) for part in (torch.zeros(SLOTS, K + 1), slots, numbers))
+    with pytest.raises(ValueError, match=r"^scheduled: expected"):
+        admit_nodes(*given, 2, 4, numbers[0].to(device), numbers[1].to(device))
