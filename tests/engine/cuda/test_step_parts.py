@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
@@ -23,7 +24,11 @@ from vllm_redrafter.engine import published
 from vllm_redrafter.engine.cuda import worker
 from vllm_redrafter.engine.cuda.model_state import TreeModelState
 from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
-from vllm_redrafter.engine.cuda.scheduler import TreeScheduler
+from vllm_redrafter.engine.cuda.scheduler import (
+    AsyncTreeScheduler,
+    TreeScheduler,
+    _VerifiedOutput,
+)
 from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.engine.cuda.worker import TreeWorker
@@ -91,6 +96,25 @@ def test_a_step_says_how_many_before_it_are_unread(monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         read()
     assert unread() == 0
+
+
+def test_no_draft_tokens_are_scheduled_after_steps_planned_without_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+
+    def take(self: Any, output: SchedulerOutput) -> None:
+        taken.append(output.num_spec_tokens_to_schedule)
+
+    monkeypatch.setattr(AsyncScheduler, "_update_after_schedule", take)
+    monkeypatch.setattr(Scheduler, "update_from_output", lambda self, *outputs: {})
+    scheduler, step = object.__new__(AsyncTreeScheduler), SchedulerOutput.make_empty()
+    step.num_spec_tokens_to_schedule = 5
+    for drafts in (True, False, False, True):
+        scheduler.update_from_output(step, _VerifiedOutput([], {}, drafts=drafts))
+        scheduler._update_after_schedule(step)
+    assert taken == [5, 0, 0, 5]
+    assert step.num_spec_tokens_to_schedule == 5, "a step may draft at any time"
 
 
 # Recurrent states

@@ -87,7 +87,9 @@ MEMBERS = {
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor": """execute_model sample_tokens
         take_draft_token_ids""",
     "vllm.v1.core.sched.output:SchedulerOutput": """has_structured_output_requests
-        num_invalid_spec_tokens""",
+        num_invalid_spec_tokens num_spec_tokens_to_schedule num_scheduled_tokens""",
+    "vllm.v1.core.sched.async_scheduler:AsyncScheduler": "_update_after_schedule",
+    f"{GPU}.model_runner:BatchReqState": "num_draft_tokens_np",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
         initialize_kv_cache adaptive_verification _dummy_run _dummy_sampler_run max_num_tokens

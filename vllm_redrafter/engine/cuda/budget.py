@@ -128,9 +128,14 @@ class TreeBudget(AdaptiveVerificationManager):
         self.expected: npt.NDArray[Any] = np.zeros(2)
         self.judged: deque[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = deque()
 
+    @property
+    def drafts(self) -> bool:
+        """Is the running step planned with a draft?"""
+        return self._arm > 0
+
     def drafts_now(self, possible: bool) -> bool:
         """Shall the running step end with a draft? `possible`: the next step has room for one."""
-        self._drafted = possible and self._arm > 0
+        self._drafted = possible and self.drafts
         return self._drafted
 
     def next_length(self, limit: int) -> int:

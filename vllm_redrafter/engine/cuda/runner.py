@@ -206,10 +206,16 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         return TreeGraphManager(*args, varlen_decode=trims, plain_steps=plain_steps, **kwargs)
 
     def gather_batch_req_state(
-        self, *args: Any, **kwargs: Any
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> tuple[BatchReqState | None, int | None]:
-        """As vLLM does; a row per request in steps that verify nothing of what is scheduled."""
-        state, rows = super().gather_batch_req_state(*args, **kwargs)
+        """As vLLM does; a row per request in steps that verify nothing of what is scheduled.
+
+        The budget plans steps without draft tokens as well: they may end with a draft.
+        """
+        state, rows = super().gather_batch_req_state(scheduler_output, *args, **kwargs)
+        budget = self.adaptive_verification
+        if budget is not None and state is not None and state.num_draft_tokens_np is None:
+            budget.get_num_tokens(scheduler_output.num_scheduled_tokens, {})
         if state is not None and state.decode_graph_eligible and self._verifies_all_or_nothing:
             rows = 1 if state.num_tokens == len(state.req_ids) else rows
         return state, rows
@@ -253,7 +259,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             self.pp_handler.exchange_trees(batch)
         if not isinstance(output, AsyncModelRunnerOutput):
             return output
-        if batch.num_draft_tokens_per_req is None:
+        if batch.num_draft_tokens_per_req is None and self.adaptive_verification is None:
             return output
         num_nodes = self.table.verification.num_nodes_on_host if batch.num_draft_tokens else None
         return PendingOutput(output, batch, num_nodes, self.adaptive_verification)

@@ -2,8 +2,9 @@
 """vLLM's schedulers, which count as drafted what was verified.
 
 vLLM schedules K tokens per request and step. What was trimmed or not drafted is reported as
-`num_invalid_spec_tokens`, as tokens that a grammar rules out. Workers get the number of unread
-steps, so that pipeline stages know which blocks can be found by their hash.
+`num_invalid_spec_tokens`, as tokens that a grammar rules out. After steps planned without drafts
+none are scheduled, until one is planned with a draft again. Workers get the number of unread steps,
+so that pipeline stages know which blocks can be found by their hash.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
 
 @dataclass
 class _VerifiedOutput(ModelRunnerOutput):
-    """A worker's output; `unverified` scheduled draft tokens by request, where there are any."""
+    """A worker's output.
+
+    Attributes:
+        unverified: scheduled draft tokens by request, where there are any.
+        drafts: the step was planned with a draft.
+    """
 
     unverified: dict[str, int] = field(default_factory=dict)
+    drafts: bool = True
 
 
 class PendingOutput(AsyncModelRunnerOutput):
@@ -44,6 +51,7 @@ class PendingOutput(AsyncModelRunnerOutput):
         budget: TreeBudget | None = None,
     ) -> None:
         self._output, self._num_nodes, self._budget = output, num_nodes, budget
+        self._drafts = budget is None or budget.drafts
         if budget is not None:
             self._expected, self._kinds = (
                 budget.expected,
@@ -60,8 +68,11 @@ class PendingOutput(AsyncModelRunnerOutput):
             sampled = np.fromiter(map(len, output.sampled_token_ids), np.int64)
             accepted = np.bincount(self._kinds, (sampled - 1) * (verified > 0), 2)
             self._budget.judged.append((self._expected, accepted))
-        missing = zip(self._requests, (self._scheduled - verified).tolist(), strict=True)
-        return _VerifiedOutput(**vars(output), unverified={r: n for r, n in missing if n > 0})
+        unverified = {}
+        if self._scheduled is not None:
+            missing = zip(self._requests, (self._scheduled - verified).tolist(), strict=True)
+            unverified = {request: n for request, n in missing if n > 0}
+        return _VerifiedOutput(**vars(output), unverified=unverified, drafts=self._drafts)
 
     def get_kv_connector_output(self) -> KVConnectorOutput | None:
         """vLLM 0.33 asks for it where `get_output` fails."""
@@ -72,6 +83,7 @@ class TreeScheduler(Scheduler):
     """vLLM's scheduler without asynchronous scheduling."""
 
     _unread = 0
+    _drafts = True
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """As vLLM does, with the number of earlier steps with unread outputs."""
@@ -86,6 +98,7 @@ class TreeScheduler(Scheduler):
         """As vLLM does, with unverified tokens counted as invalid."""
         self._unread -= 1
         if isinstance(model_runner_output, _VerifiedOutput):
+            self._drafts = model_runner_output.drafts
             # Both cut a tree's end off, so that the shorter rest is left.
             invalid = dict(scheduler_output.num_invalid_spec_tokens or {})
             for request, unverified in model_runner_output.unverified.items():
@@ -105,3 +118,12 @@ class TreeScheduler(Scheduler):
 
 class AsyncTreeScheduler(TreeScheduler, AsyncScheduler):
     """vLLM's scheduler with asynchronous scheduling."""
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """As vLLM does, which takes placeholders for as many draft tokens as the step may draft:
+        none while steps are plain, as in vLLM's own schedules of K by batch size.
+        """
+        most = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = most if self._drafts else 0
+        super()._update_after_schedule(scheduler_output)
+        scheduler_output.num_spec_tokens_to_schedule = most
