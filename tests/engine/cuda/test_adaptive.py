@@ -84,7 +84,7 @@ def test_greedy_output_equals_plain_whatever_each_step_s_budget(
     (levels,) = adaptive.rpc(budgets.lengths)
     assert set(levels) == {1, 3, 5}
     (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
-    assert all(replayed.get(kind, 0) > 5 for kind in ("model", "piece", "draft")), replayed
+    assert replayed.keys() == {"model", "draft"} and min(replayed.values()) > 5, replayed
 
 
 def test_chains_grammars_and_logprobs_equal_plain_whatever_each_step_s_budget(

@@ -44,9 +44,11 @@ def in_torch_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-def batch(trees: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentionMetadata, int]:
+def batch(
+    trees: list[tuple[int, int]], mixed_graph: bool = False
+) -> tuple[dict[str, Any], TreeAttentionMetadata, int]:
     """Tensors of a layer in bf16, the step's metadata, and its number of tree rows."""
-    requests = [*trees, *OTHERS]
+    requests = [*trees, *OTHERS, *[(0, 0)] * mixed_graph]
     generator = torch.Generator().manual_seed(0)
 
     def randn(*size: int) -> torch.Tensor:
@@ -67,10 +69,14 @@ def batch(trees: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentionMe
     # FlashAttention counts these, and vLLM's may be longer.
     metadata.seq_lens = torch.nn.functional.pad(metadata.seq_lens, (0, 2 if trees else 0))
     tree_rows = sum(count for _, count in trees)
-    if trees:
+    if trees or mixed_graph:
         staged: Any = None
-        rest = metadata.query_start_loc[len(trees) :] - tree_rows
-        metadata.set_trees(TreeRows(staged, len(trees), tree_rows, 9, len(trees), rest))
+        starts = metadata.query_start_loc
+        split = TreeRows(staged, len(trees), tree_rows, 9, 1, starts[len(trees) :] - tree_rows)
+        if mixed_graph:
+            of_each = starts.clamp(min=tree_rows), starts.clamp(max=tree_rows)
+            split = TreeRows(staged, len(requests), sum(rows), 9, 1, *of_each)
+        metadata.set_trees(split)
     return layer, metadata, tree_rows
 
 
@@ -129,12 +135,13 @@ def attention(
     return out.cpu().double(), expected
 
 
+@pytest.mark.parametrize("mixed_graph", [False, True])
 @pytest.mark.parametrize("trees", [[], TREES], ids=["no trees", "beside trees"])
 @pytest.mark.parametrize("variant", [{}, {"window": 12}, {"soft_cap": 3.0}, None], ids=str)
 def test_prompts_and_plain_decodes_are_attention(
-    trees: list[tuple[int, int]], variant: dict[str, Any] | None
+    trees: list[tuple[int, int]], mixed_graph: bool, variant: dict[str, Any] | None
 ) -> None:
-    layer, metadata, rows = batch(trees)
+    layer, metadata, rows = batch(trees, mixed_graph)
     if variant is None:  # it reads another's cache, and has no K and V of its own
         layer |= {"key": None, "value": None}
     out, expected = attention(layer, metadata, **(variant or {}))

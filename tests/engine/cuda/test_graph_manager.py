@@ -10,7 +10,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu import cudagraph_utils
 
-from vllm_redrafter.engine.cuda.graph_manager import DraftGraphManager, TreeGraphManager
+from vllm_redrafter.engine.cuda.graph_manager import DraftGraphManager, TreeGraphManager, is_mixed
 from vllm_redrafter.engine.cuda.schedule import default_schedule
 from vllm_redrafter.utils.names import METHOD
 
@@ -35,6 +35,7 @@ def manager(
     own_graph_sizes: bool = False,
     varying: bool = False,
     adapters: list[int] | None = None,
+    mixed: bool = False,
 ) -> Any:
     """As the runner makes it, with its graphs said to be captured."""
     config: Any = SimpleNamespace(
@@ -63,7 +64,8 @@ def manager(
     if kind is DraftGraphManager:
         made = DraftGraphManager(config, device, mode, lengths=LENGTHS)
     else:
-        made = kind(config, device, mode, K + 1, adapters, varlen_decode=varying)
+        target = {"plain_steps": False, "mixed_obstacles": [] if mixed else ["a reason"]}
+        made = kind(config, device, mode, K + 1, adapters, varlen_decode=varying, **target)
     made._graphs_captured = True
     return made
 
@@ -152,8 +154,8 @@ def test_drafts_of_each_length_have_a_graph_up_to_the_largest_batch() -> None:
 
 
 @pytest.mark.parametrize("varying", [False, True])
-def test_steps_that_read_prompts_get_piecewise_graphs(varying: bool) -> None:
-    """vLLM's own, and further ones that pad by an eighth at most."""
+def test_steps_that_read_prompts_get_piecewise_graphs_or_full_ones(varying: bool) -> None:
+    """vLLM's own, and further ones that pad by an eighth at most; or mixed ones, 64 rows apart."""
     made = manager(varying=varying)
     for rows in (1, 100, 512, 513, 700, 1500, 2048):
         desc = made.dispatch(3, rows, None, 0)
@@ -167,16 +169,23 @@ def test_steps_that_read_prompts_get_piecewise_graphs(varying: bool) -> None:
     captured = [desc.num_tokens for desc in made._capture_descs[CUDAGraphMode.PIECEWISE]]
     assert captured == sorted(captured, reverse=True), "the largest first, whose memory others use"
     assert len(captured) == len(VLLM_S_OWN) + 12
+    mixed = manager(varying=varying, mixed=True)
+    descs = {mixed.dispatch(3, rows, None, 0) for rows in range(1, 1025)}
+    assert {desc.num_tokens for desc in descs if is_mixed(desc)} == {*range(64, 1025, 64)}
+    for rows in (13, 65, 520, 2041):  # Decoding steps keep theirs, as do larger ones with prompts.
+        step = rows // 13, rows, 13, 0, K + 1
+        assert mixed.dispatch(*step) == made.dispatch(*step)
+    assert len(descs) == 16 and mixed.dispatch(3, 1025, None, 0) == made.dispatch(3, 1025, None, 0)
 
 
 def test_the_user_s_own_sizes_are_kept() -> None:
-    made = manager(own_graph_sizes=True)
+    made = manager(own_graph_sizes=True, mixed=True)
     full = made._capture_descs[CUDAGraphMode.FULL]
     assert {desc.num_tokens for desc in full} == {
         -(-size // 13) * 13 for size in VLLM_S_OWN if size <= 507
     }
     assert dispatched(made, 40, K + 1).cg_mode == CUDAGraphMode.NONE
-    varying = manager(own_graph_sizes=True, varying=True)
+    varying = manager(own_graph_sizes=True, varying=True, mixed=True)
     for descs in varying._capture_descs.values():
         assert {desc.num_tokens for desc in descs} == {*VLLM_S_OWN}
     assert made.dispatch(3, 513, None, 0).cg_mode == CUDAGraphMode.NONE

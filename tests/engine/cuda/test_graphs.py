@@ -59,8 +59,8 @@ def answers_and_accepted(llm: Engine, sampling: str) -> tuple[list[list[int]], f
 def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
     graphs: Engine, few_tokens_plain: dict[str, list[list[int]]]
 ) -> None:
-    # K = 8 of 1 to 4 requests, K = 4 of 5 to 8.
-    assert graphs.rpc(recorded_graphs.captured) == [{"model": 8, "draft": 4}]
+    # K = 8 of 1 to 4 requests, K = 4 of 5 to 8; prompts in 64 and 120 rows.
+    assert graphs.rpc(recorded_graphs.captured) == [{"model": 10, "draft": 4}]
     for sampling, expected in few_tokens_plain.items():
         graphs.rpc(recorded_graphs.replay, False)
         eager = answers_and_accepted(graphs, sampling)
@@ -71,7 +71,7 @@ def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
         assert answers == expected
         assert (answers, accepted) == eager
         assert accepted > 20, "trees were hardly used"
-        assert all(replayed.get(kind, 0) > 10 for kind in ("model", "piece", "draft")), replayed
+        assert replayed.keys() == {"model", "draft"} and min(replayed.values()) > 10, replayed
     assert graphs.counter("vllm:num_preemptions") > 0
     (split,) = graphs.rpc(recorded_graphs.how_keys_were_split)
     assert set(split) == {1, 2, 4}

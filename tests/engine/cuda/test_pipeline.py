@@ -137,16 +137,16 @@ def test_three_stages_and_reloaded_weights(
 
 @pytest.mark.engine
 def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answers) -> None:
-    """Recordings stand for graphs: those of the first stage give out what the second one reads."""
+    """Of trees and prompts: those of the first stage give out what the second one reads."""
     shape = {"num_speculative_tokens": 8, "adaptive": False, "context_matches": 0}
     small = {"enforce_eager": False, "max_num_seqs": 4, "max_num_batched_tokens": 120}
-    with stages(2, target, fused_drafter, shape, recorded_graphs.use, **small) as llm:
+    setup = recorded_graphs.use_as_a_gpu_with_long_contexts
+    with stages(2, target, fused_drafter, shape, setup, **small) as llm:
         llm.rpc(recorded_graphs.replay, True)
         assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
         first, last = llm.rpc(recorded_graphs.how_often_replayed)
-        assert first["model"] == last["model"] > 5
-        assert first["piece"] > 3 and last["piece"] > 3
-        assert last["draft"] > 5 and "draft" not in first
+        assert first == {"model": last["model"]} and last.keys() == {"model", "draft"}
+        assert min(last.values()) > 5
 
 
 @pytest.mark.engine

@@ -78,9 +78,11 @@ MEMBERS = {
         chunk_lookback _is_per_token_head_quant kv_cache_dtype fp8_dtype scale sliding_window
         logits_soft_cap sinks num_heads num_kv_heads""",
     "vllm.v1.attention.backend:AttentionBackend": "validate_configuration",
-    "vllm.v1.attention.backends.flash_attn:FlashAttentionImpl": "__init__ forward fa4_hd256",
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionImpl": """__init__ forward fa4_hd256
+        vllm_flash_attn_version""",
     "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata": """num_actual_tokens
-        max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping causal""",
+        max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping causal
+        max_num_splits""",
     "vllm.v1.worker.gpu_worker:Worker": """__init__ _make_model_runner execute_model sample_tokens
         take_draft_token_ids sleep wake_up""",
     "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device sleep wake_up",
@@ -99,7 +101,7 @@ MEMBERS = {
     f"{GPU}.pp_utils:PendingRecv": "event num_sampled idx_mapping_np gen_at_receive_np",
     f"{GPU}.lora_utils:LoraState": "make_lora_inputs lora_ids",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
-        initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
+        initialize_kv_cache custom_sampler max_num_reqs device vllm_config supports_mm_inputs""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
         prepare_attn prepare_inputs rope_state dummy_inputs_embeds""",
     f"{GPU}.mm.rope:RopeState": "positions",

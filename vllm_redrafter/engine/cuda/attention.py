@@ -48,6 +48,9 @@ class TreeRows:
         max_nodes: upper bound of a tree's rows.
         fewest: lower bound of the requests that share these rows; a graph is captured before.
         rest: [other requests + 1] int32, where their rows start after the tree rows, if any.
+        starts: [requests + 1] int32, where tree rows start in a graph with prompts. It is captured
+            before it is known which are trees': `requests`, `rows` and `rest` are then of all
+            requests, each of which has its rows in one of the two lists.
     """
 
     staged: StagedTrees
@@ -56,6 +59,7 @@ class TreeRows:
     max_nodes: int
     fewest: int
     rest: Tensor | None
+    starts: Tensor | None = None
 
 
 @dataclass
@@ -64,6 +68,7 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
 
     trees: TreeRows | None = None
     rest: TreeAttentionMetadata | None = None
+    max_num_splits: int = 0
     _tree_attention: TreeAttention | None = field(default=None, init=False)
     _for_flash_attention: FlashAttentionMetadata | None = field(default=None, init=False)
     _rest_for_triton: TreeAttentionMetadata | None = field(default=None, init=False)
@@ -73,12 +78,15 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
         self._tree_attention = self._for_flash_attention = self._rest_for_triton = None
         if trees is not None and trees.rest is not None:
             whole: Any = self  # mypy does not see the fields that are vLLM's
+            mixed = trees.starts is not None
+            first, rows = (0, 0) if mixed else (trees.requests, trees.rows)
             # Neither more nor fewer: FlashAttention compares the numbers of requests.
-            others = slice(trees.requests, trees.requests + trees.rest.shape[0] - 1)
+            others = slice(first, first + trees.rest.shape[0] - 1)
             self.rest = replace(
                 whole,
                 trees=None,
-                num_actual_tokens=self.num_actual_tokens - trees.rows,
+                max_num_splits=int(mixed),  # 0: FlashAttention's choice, which no graph can follow
+                num_actual_tokens=self.num_actual_tokens - rows,
                 query_start_loc=trees.rest,
                 seq_lens=self.seq_lens[others],
                 block_table=self.block_table[others],
@@ -93,7 +101,7 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
             self._tree_attention = TreeAttention(
                 table,
                 staged.context_lens[:requests],
-                self.query_start_loc[: requests + 1],
+                self.query_start_loc[: requests + 1] if trees.starts is None else trees.starts,
                 staged.ancestors,
                 trees.max_nodes,
                 # Not the step's longest: what a launch is compiled for would change with it. A
@@ -141,12 +149,13 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
                 block_table=self.block_table,
                 slot_mapping=self.slot_mapping,
                 causal=self.causal,
+                max_num_splits=self.max_num_splits,
             )
         return self._for_flash_attention
 
 
 class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
-    # Which rows are trees' is known on the host; only where all are, can a graph hold it.
+    # Of vLLM's sizes, graphs of decoding steps alone; graph_manager.py adds those with prompts.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
 
     @classmethod
@@ -217,7 +226,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
             layer, query[: trees.rows], kv_cache, attn_metadata, output[: trees.rows]
         )
         if rest is not None:
-            others = slice(trees.rows, None)
+            others = slice(attn_metadata.num_actual_tokens - rest.num_actual_tokens, None)
             # A layer that reads another's cache has no K and V of its own.
             key, value = (None if new is None else new[others] for new in (key, value))
             if self._takes_triton(attn_metadata):

@@ -3,9 +3,9 @@
 
 vLLM's own sizes end at 512 rows (1024 on some GPUs), which are 39 requests of 13 rows, and with K
 by batch size a step finds a graph only if the next larger one has its own K. Here, unless the user
-has set the sizes, there are sizes up to the largest batch, each K for the batches that get it,
-piecewise graphs for steps that read prompts, and all of these for each number of LoRA adapters that
-vLLM captures. A step gets the smallest graph of its own K.
+has set the sizes, there are sizes up to the largest batch, each K for the batches that get it, full
+or piecewise graphs for steps that read prompts, and all of these for each number of LoRA adapters
+that vLLM captures. A step gets the smallest graph of its own K.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ MAX_PIECEWISE_ROWS = 2048
 """Rows of the largest piecewise graph. Without one, an H100 computed 857 rows of an 8B target for
 19 of 76 ms under the profiler (docs/numbers.md); that it waits at 2,000 rows as well is assumed."""
 
+MIXED_UNIT, MAX_MIXED_ROWS = 64, 1024
+"""Rows between the sizes of full graphs for steps that read prompts, and of the largest. Padding
+by so few costs a GPU little; in larger steps it is assumed to take longer than the host."""
+
 
 class _Tier(NamedTuple):
     """Batches with one K: `rows` per request, root included, for `fewest` to `largest` requests."""
@@ -58,6 +62,12 @@ def _sizes_beyond(covered: int, max_rows: int, unit: int) -> list[int]:
     return sizes
 
 
+def is_mixed(desc: BatchExecutionDescriptor) -> bool:
+    """Is it a full graph of any rows per request, so of prompts as well?"""
+    limits = desc.uniform_token_count, desc.max_query_len
+    return desc.cg_mode == CUDAGraphMode.FULL and limits == (None, None)
+
+
 class _BatchGraphManager(CudaGraphManager):
     """Graphs of uniform or varying rows per request, up to the largest batch."""
 
@@ -67,9 +77,9 @@ class _BatchGraphManager(CudaGraphManager):
         if not full:
             return
         if not Settings.of(self.vllm_config).own_graph_sizes:
+            self._add_piecewise()
             full = [*self._kept(full), *self._with_adapters(self._added(full))]
             full.sort(key=lambda desc: desc.num_tokens, reverse=True)
-            self._add_piecewise()
         full = [variant for desc in full for variant in self._variants(desc)]
         self._capture_descs[CUDAGraphMode.FULL] = full
         self._sort_candidates(full)
@@ -126,12 +136,13 @@ class _BatchGraphManager(CudaGraphManager):
         return min(largest, self._max_scheduled(), max_admitted_rows(self.vllm_config))
 
     def _sort_candidates(self, full: list[BatchExecutionDescriptor]) -> None:
-        """Offer a step the smallest full graph of each K, then the smallest piecewise one."""
+        """Offer a step the smallest full graph of each K, then the smallest that holds prompts."""
         by_kind: defaultdict[tuple[object, ...], list[BatchExecutionDescriptor]]
         by_kind = defaultdict(list)
         piecewise = self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])
-        for desc in (*reversed(full), *reversed(piecewise)):
-            by_kind[desc.num_active_loras, desc.cg_mode, desc.uniform_token_count].append(desc)
+        for desc in (*sorted(reversed(full), key=is_mixed), *reversed(piecewise)):
+            kind = desc.cg_mode, desc.uniform_token_count, is_mixed(desc)
+            by_kind[(desc.num_active_loras, *kind)].append(desc)
         rows_of = {kind: [d.num_tokens for d in descs] for kind, descs in by_kind.items()}
         largest = max(sizes[-1] for sizes in rows_of.values())
         for rows, adapters in product(range(largest + 1), self.lora_capture_cases):
@@ -143,18 +154,37 @@ class _BatchGraphManager(CudaGraphManager):
 
 
 class TreeGraphManager(_BatchGraphManager, ModelCudaGraphManager):
-    """The target's graphs; with `plain_steps`, of steps without drafts as well, whatever K is."""
+    """The target's graphs; with `plain_steps`, of steps without drafts as well, whatever K is, and
+    without `mixed_obstacles`, of steps that read prompts."""
 
-    def __init__(self, *args: Any, plain_steps: bool = False, **kwargs: Any) -> None:
-        self._plain_steps = plain_steps
+    def __init__(
+        self, *args: Any, plain_steps: bool, mixed_obstacles: Sequence[str], **kwargs: Any
+    ) -> None:
+        self._plain_steps, self._mixed_obstacles = plain_steps, mixed_obstacles
         super().__init__(*args, **kwargs)
-        full = self._capture_descs.get(CUDAGraphMode.FULL)
-        if full:
-            logger.info_once(
-                "%d full CUDA graphs for decoding steps of up to %d rows",
-                len(full),
-                full[0].num_tokens,
-            )
+        full = self._capture_descs.get(CUDAGraphMode.FULL, [])
+        for mixed, kind in ((False, "decoding steps"), (True, "steps that read prompts")):
+            rows = [desc.num_tokens for desc in full if is_mixed(desc) == mixed]
+            if rows:
+                message = "%d full CUDA graphs for %s of up to %d rows"
+                logger.info_once(message, len(rows), kind, rows[0])
+
+    def _added(self, full: list[BatchExecutionDescriptor]) -> Iterator[BatchExecutionDescriptor]:
+        """Mixed graphs as well, in the place of piecewise ones. They have more rows than a tree:
+        that tells the model state which graph a step replays.
+        """
+        yield from super()._added(full)
+        piecewise = self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])
+        largest = min(MAX_MIXED_ROWS, self._max_scheduled())
+        if piecewise and self._mixed_obstacles:
+            message = "Steps that read prompts get piecewise CUDA graphs, not full ones: %s"
+            logger.info_once(message, "; ".join(self._mixed_obstacles))
+        elif piecewise and largest > self.decode_query_len:
+            piecewise[:] = [desc for desc in piecewise if desc.num_tokens > largest]
+            for rows in (*range(MIXED_UNIT, largest, MIXED_UNIT), largest):
+                if rows > self.decode_query_len:
+                    requests = min(rows, self.max_num_reqs)
+                    yield BatchExecutionDescriptor(CUDAGraphMode.FULL, rows, requests)
 
     def _tiers(self) -> list[_Tier]:
         batches: dict[int, list[int]] = {}

@@ -9,13 +9,16 @@ accepted rows stay as they are, so any class of state can verify it (`chain_stat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.config import get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.model_executor.layers.attention import Attention
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -109,11 +112,17 @@ class VerifyingState(ModelState):
         metadata: dict[str, Any] = super().prepare_attn(
             input_batch, cudagraph_mode, *args, for_capture=for_capture, **kwargs
         )
-        self._attach_trees(metadata, input_batch, graph)
+        self._attach_trees(metadata, input_batch, graph, for_capture)
         return metadata
 
-    def _attach_trees(self, metadata: dict[str, Any], input_batch: InputBatch, graph: bool) -> None:
+    def _attach_trees(
+        self, metadata: dict[str, Any], input_batch: InputBatch, graph: bool, dummy: bool
+    ) -> None:
         """Hand the staged trees to the attention layers; a chain needs none."""
+
+    def mixed_obstacles(self) -> Iterator[str]:
+        """Why no full CUDA graph can hold a step that reads a prompt, if so."""
+        yield "chains are verified"
 
 
 class TreeModelState(VerifyingState, DefaultModelState):
@@ -130,12 +139,30 @@ class TreeModelState(VerifyingState, DefaultModelState):
             ],
         )
 
-    def _attach_trees(self, metadata: dict[str, Any], input_batch: InputBatch, graph: bool) -> None:
-        # A graph of decoding steps sends all rows through tree attention.
-        rows = self._graph_rows(input_batch) if graph else self._leading_rows(input_batch)
+    def mixed_obstacles(self) -> Iterator[str]:
+        layers: Any = get_layers_from_vllm_config(self.vllm_config, Attention).values()
+        kernels = (layer.impl.flash_attention for layer in layers)
+        # Of other versions it was not found out whether lists of rows may begin beyond the first.
+        if any(getattr(kernel, "vllm_flash_attn_version", 0) != 3 for kernel in kernels):
+            yield "not all layers read prompts by FlashAttention 3"
+        if self.supports_mm_inputs:  # Some keep images' features until their next Python call.
+            yield "the target reads images"
+        if self.vllm_config.lora_config is not None:
+            yield "there are LoRA adapters"
+
+    def _attach_trees(
+        self, metadata: dict[str, Any], input_batch: InputBatch, graph: bool, dummy: bool
+    ) -> None:
+        mixed = (input_batch.max_query_len or 0) > self.verification.staged.tokens.shape[1]
+        if graph and not (mixed or dummy):
+            return  # A graph of decoding steps sends all rows through tree attention.
+        if graph:  # A dummy step does not say whether its graph is a mixed one.
+            _, rows = self._leading(input_batch)
+            self.verification.split_rows(input_batch.query_start_loc, rows)
+        trees = self._graph_rows(input_batch, mixed) if graph else self._leading_rows(input_batch)
         # By identity: layers of one group share their metadata.
         for each in {id(m): m for m in metadata.values()}.values():
-            each.set_trees(rows)
+            each.set_trees(trees)
 
     def prepare_inputs(
         self, input_batch: InputBatch, req_states: RequestState
@@ -146,30 +173,36 @@ class TreeModelState(VerifyingState, DefaultModelState):
             self.verification.place(self.rope_state.positions, input_batch)
         return inputs
 
-    def _graph_rows(self, input_batch: InputBatch) -> TreeRows:
-        """All rows: equally many for each request, or up to `max_query_len`."""
+    def _graph_rows(self, input_batch: InputBatch, mixed: bool) -> TreeRows:
+        """All rows, as if all were trees': of equal sizes, or of up to `max_query_len` rows."""
         requests = input_batch.num_reqs_after_padding
-        rows = input_batch.num_tokens_after_padding
-        most = min(rows, input_batch.max_query_len or rows // requests)
+        rows, staged = input_batch.num_tokens_after_padding, self.verification.staged
+        most = min(rows, input_batch.max_query_len or rows // requests, staged.tokens.shape[1])
         fewest = min(requests, -(-rows // most))
-        return TreeRows(self.verification.staged, requests, rows, most, fewest, rest=None)
+        starts, rest = self.verification.starts[:, : requests + 1] if mixed else (None, None)
+        return TreeRows(staged, requests, rows, most, fewest, rest, starts)
 
     def _leading_rows(self, input_batch: InputBatch) -> TreeRows | None:
-        """The rows of requests with draft tokens, which vLLM sorts to the front.
-
-        After trimming, the host knows their sum, not each request's rows.
-        """
-        drafted = input_batch.num_draft_tokens_per_req
-        if not input_batch.num_draft_tokens or drafted is None:
+        requests, rows = self._leading(input_batch)
+        if not requests:
             return None
-        requests = int(np.count_nonzero(drafted))
-        assert drafted[:requests].all(), "vLLM no longer sorts verified requests to the front"
-        rows = int(input_batch.query_start_loc_np[requests])
         rest = None
         if requests < input_batch.num_reqs:
             rest = input_batch.query_start_loc[requests : input_batch.num_reqs + 1] - rows
         staged = self.verification.staged
         return TreeRows(staged, requests, rows, staged.tokens.shape[1], requests, rest)
+
+    def _leading(self, input_batch: InputBatch) -> tuple[int, int]:
+        """The requests with draft tokens, which vLLM sorts to the front, and their rows.
+
+        After trimming, the host knows their sum, not each request's rows.
+        """
+        drafted = input_batch.num_draft_tokens_per_req
+        if not input_batch.num_draft_tokens or drafted is None:
+            return 0, 0
+        requests = int(np.count_nonzero(drafted))
+        assert drafted[:requests].all(), "vLLM no longer sorts verified requests to the front"
+        return requests, int(input_batch.query_start_loc_np[requests])
 
 
 def chain_state_class(base: type[ModelState]) -> type[VerifyingState]:

@@ -60,7 +60,7 @@ from vllm_redrafter.engine.chains import (
 from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend, TreeAttentionImpl
 from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.first_stage_embedding import FirstStageEmbedding
-from vllm_redrafter.engine.cuda.graph_manager import TreeGraphManager
+from vllm_redrafter.engine.cuda.graph_manager import TreeGraphManager, is_mixed
 from vllm_redrafter.engine.cuda.model_state import (
     TreeModelState,
     VerifyingState,
@@ -116,6 +116,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
     pp_handler: TreePPHandler | None
     adaptive_verification: TreeBudget | None
     lora_state: _VerifiedAdapters
+    model_state: VerifyingState
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         states = partial(_request_states, Settings.of(vllm_config).config)
@@ -203,7 +204,10 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             isinstance(group.get_metadata_builder(0), BaseMambaAttentionMetadataBuilder)
             for group in chain.from_iterable(self.attn_groups)
         )
-        return TreeGraphManager(*args, varlen_decode=trims, plain_steps=plain_steps, **kwargs)
+        kwargs |= {"varlen_decode": trims, "plain_steps": plain_steps}
+        # Stages hand on as many rows as a graph has, so all have the same graphs.
+        obstacles = of_all_stages(list(self.model_state.mixed_obstacles()))
+        return TreeGraphManager(*args, mixed_obstacles=obstacles, **kwargs)
 
     def gather_batch_req_state(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
@@ -220,12 +224,16 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             rows = 1 if state.num_tokens == len(state.req_ids) else rows
         return state, rows
 
-    def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
-        """As vLLM does, with the rows of logits and the query length after all-or-nothing."""
-        batch = super().prepare_inputs(*args, **kwargs)
+    def prepare_inputs(self, *args: Any) -> InputBatch:
+        """As vLLM does, with the rows of logits, and the query length after all-or-nothing, or of a
+        mixed graph, which is all its rows, as at its capture.
+        """
+        batch, graph = super().prepare_inputs(*args), args[2]
         self.lora_state.logits = np.diff(batch.cu_num_logits_np)
         if self._verifies_all_or_nothing:
             batch.max_query_len = int(np.diff(batch.query_start_loc_np[: batch.num_reqs + 1]).max())
+        if is_mixed(graph):
+            batch.max_query_len = graph.num_tokens
         return batch
 
     @property

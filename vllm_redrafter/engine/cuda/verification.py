@@ -52,6 +52,7 @@ class Verification:
         num_verified: [requests] int32, nodes verified, roots included; 0: not verified.
         temperatures: [requests] float32, above 0 for requests that sample; where drafts learn.
         num_nodes_on_host: [R] int32, nodes of the last step, being copied (`copy_num_nodes`).
+        starts: [2, requests + 1] int32, where each request's rows start: a tree's, and others.
     """
 
     def __init__(self, max_num_reqs: int, max_nodes: int, device: torch.device) -> None:
@@ -61,6 +62,7 @@ class Verification:
         self.num_verified = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
         self.temperatures = torch.zeros(max_num_reqs, device=device)
         self.num_nodes_on_host = torch.zeros(0, dtype=torch.int32)
+        self.starts = torch.zeros(2, max_num_reqs + 1, dtype=torch.int32, device=device)
         # Chains are not compacted: there are no caches then.
         self._slot_mappings = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._caches: list[list[CacheTable]] = []
@@ -85,6 +87,12 @@ class Verification:
             self.staged,
             requests,
         )
+
+    def split_rows(self, query_start_loc: Tensor, tree_rows: int) -> None:
+        """Fill `starts`; the step's first `tree_rows` are trees'."""
+        of_trees, of_others = self.starts[:, : query_start_loc.shape[0]]
+        torch.clamp(query_start_loc, max=tree_rows, out=of_trees)
+        torch.clamp(query_start_loc, min=tree_rows, out=of_others)
 
     def place(self, positions: Tensor, input_batch: InputBatch) -> None:
         """Give the staged trees' rows M-RoPE `positions` [dimensions, rows] int64, in place."""

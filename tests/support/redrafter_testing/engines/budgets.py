@@ -11,8 +11,7 @@ from vllm_redrafter.budget.planner import Step
 from vllm_redrafter.engine.cuda import node_confidence
 
 GRAPHS = (2, 8, 32, 96)
-"""Rows of each. There is one for steps of any lengths. The largest batch has 104: its full graph is
-beyond vLLM's own sizes, and its output larger than that of any piecewise one."""
+"""Rows of each, for decoding steps alone. The largest batch has 104, beyond vLLM's own sizes."""
 
 
 def use() -> None:
@@ -20,7 +19,7 @@ def use() -> None:
     from redrafter_testing.gpu import recorded_graphs
     from redrafter_testing.oracles import oracle_v2
 
-    recorded_graphs.use(GRAPHS)
+    recorded_graphs.use(GRAPHS, flash_attention=True)
     oracle_v2.use()
     node_confidence.LONGEST_REFIT = 10
 

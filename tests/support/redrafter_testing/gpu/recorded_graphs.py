@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from redrafter_testing.gpu import no_waiting
+from redrafter_testing.gpu import no_waiting, torch_flash_attention
 from redrafter_testing.gpu.memory_pool import memory_of, tensors_in
 from vllm_redrafter.utils.patching import patched
 
@@ -196,15 +196,9 @@ split: Counter[int] = Counter()
 
 def use_as_a_gpu_with_long_contexts() -> None:
     """`use`, FlashAttention for prompts, and keys split in steps of up to three requests."""
-    from vllm.v1.attention.backends import flash_attn
-
-    from redrafter_testing.gpu import torch_flash_attention
     from vllm_redrafter.triton_kernels import tree_attention, tree_attention_plan
 
-    use()
-    torch_flash_attention.use()
-    module: Any = flash_attn  # vLLM imports this on GPUs only
-    module.reshape_and_cache_flash = as_one_node(module.reshape_and_cache_flash)
+    use(flash_attention=True)
     tree_attention_plan.MIN_KEYS = 16
     tree_attention_plan.multiprocessors = lambda device: 2
     plan = tree_attention.plan_split
@@ -229,7 +223,7 @@ def how_keys_were_split(worker: Any) -> dict[int, int]:
     return dict(split)
 
 
-def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
+def use(sizes: Sequence[int] = CAPTURE_SIZES, flash_attention: bool = False) -> None:
     """Engines started here profile, capture graphs of `sizes` rows and schedule as on a GPU."""
     for_good.enter_context(graphs_recorded())
     from vllm.compilation import breakable_cudagraph
@@ -237,7 +231,7 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
     from vllm.distributed.parallel_state import GroupCoordinator
     from vllm.platforms.cpu import CpuPlatform
     from vllm.utils import torch_utils
-    from vllm.v1.attention.backends import triton_attn
+    from vllm.v1.attention.backends import flash_attn, triton_attn
     from vllm.v1.worker import gpu_worker
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
@@ -273,6 +267,10 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
     triton_attn.triton_reshape_and_cache_flash = as_one_node(
         triton_attn.triton_reshape_and_cache_flash
     )
+    if flash_attention:
+        torch_flash_attention.use()
+        for name in ("reshape_and_cache_flash", "flash_attn_varlen_func"):
+            setattr(flash_attn, name, as_one_node(getattr(flash_attn, name)))
 
     determine = CPUWorker.determine_available_memory
 

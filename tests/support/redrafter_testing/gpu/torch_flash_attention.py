@@ -36,7 +36,7 @@ def flash_attn_varlen_func(
     assert cu_seqlens_q.dtype == seqused_k.dtype == block_table.dtype == torch.int32
     assert q.shape == out.shape and causal and not others["alibi_slopes"]
     starts, lengths = cu_seqlens_q.tolist(), seqused_k.tolist()
-    assert starts[0] == 0 and starts[-1] <= q.shape[0]
+    assert starts[0] >= 0 and starts[-1] <= q.shape[0]
     assert max(lengths) <= max_seqlen_k
     calls["prompts" if max_seqlen_q > 1 else "decodes"] += 1
     for request, length in enumerate(lengths):
