@@ -3,8 +3,8 @@
 
 A node's survival is the product of the confidences up to it, so it falls along a request, and the B
 nodes of the highest survival are each request's first ones. Positive floats are ordered as their
-bits are; their upper 16 tell 0.2 % apart. Of nodes that these take for equal, the first requests'
-are admitted.
+bits are; the upper 17 below the sign tell 0.2 % apart. Of nodes that these take for equal, the
+first requests' are admitted.
 """
 
 from __future__ import annotations

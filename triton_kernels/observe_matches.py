@@ -133,21 +133,14 @@ def observe_matches(
     """
     requests, slots = entries.shape[0], match_lengths.shape[1]
     _, matches, depth = probabilities.shape
-    rows = (trees.tokens.shape[0], slots)
-    require(
-        1 <= requests <= rows[0], f"entries: {requests} requests, trees have room for {rows[0]}"
-    )
+    room = trees.tokens.shape[0]
+    require(1 <= requests <= room, f"entries: {requests} requests, trees have room for {room}")
     int32, float32 = torch.int32, torch.float32
     require_layout(
         match_lengths.device,
         entries=(entries, torch.int64, (requests,)),
         match_lengths=(match_lengths, int32, (1, slots)),
-        tokens=(trees.tokens, int32, rows),
-        parents=(trees.parents, int32, rows),
-        depths=(trees.depths, int32, rows),
-        num_verified=(trees.num_verified, int32, rows[:1]),
-        path=(trees.path, int32, rows),
-        temperatures=(trees.temperatures, float32, rows[:1]),
+        **trees.layout(slots),
         counts=(counts, float32, (2, matches, depth, 2)),
         probabilities=(probabilities, float32, (2, matches, depth)),
         totals=(totals, torch.int64, (2,)),

@@ -138,6 +138,18 @@ class VerifiedTrees(NamedTuple):
     path: Tensor
     temperatures: Tensor
 
+    def layout(self, slots: int) -> dict[str, tuple[Tensor, torch.dtype, tuple[int, ...]]]:
+        """What `require_layout` is to hold each to, with K+1 `slots`."""
+        requests, int32 = self.tokens.shape[0], torch.int32
+        return {
+            "tokens": (self.tokens, int32, (requests, slots)),
+            "parents": (self.parents, int32, (requests, slots)),
+            "depths": (self.depths, int32, (requests, slots)),
+            "num_verified": (self.num_verified, int32, (requests,)),
+            "path": (self.path, int32, (requests, slots)),
+            "temperatures": (self.temperatures, torch.float32, (requests,)),
+        }
+
 
 def observe_nodes(
     entries: Tensor,
@@ -163,26 +175,20 @@ def observe_nodes(
     """
     requests, slots = entries.shape[0], log_odds.shape[1]
     depths, num = biases.shape[-1], biases.shape[-1] * COLUMNS
-    rows = (trees.tokens.shape[0], slots)
-    int32, float32 = torch.int32, torch.float32
+    room, float32 = min(trees.tokens.shape[0], sums.shape[0]), torch.float32
     require_layout(
         log_odds.device,
         entries=(entries, torch.int64, (requests,)),
         log_odds=(log_odds, float32, (1, slots)),
-        tokens=(trees.tokens, int32, rows),
-        parents=(trees.parents, int32, rows),
-        depths=(trees.depths, int32, rows),
-        num_verified=(trees.num_verified, int32, rows[:1]),
-        path=(trees.path, int32, rows),
-        temperatures=(trees.temperatures, float32, rows[:1]),
+        **trees.layout(slots),
         slopes=(slopes, float32, (2, 1)),
         biases=(biases, float32, (2, depths)),
         sums=(sums, float32, (1, depths, COLUMNS)),
         statistics=(statistics, float32, (2, depths, COLUMNS)),
     )
     require(
-        1 <= requests <= min(rows[0], sums.shape[0]),
-        f"entries: {requests} requests, trees and sums have room for {min(rows[0], sums.shape[0])}",
+        1 <= requests <= room,
+        f"entries: {requests} requests, trees and sums have room for {room}",
     )
     block = triton.next_power_of_2(slots)
     _observe_nodes[(requests,)](

@@ -53,10 +53,8 @@ class PendingOutput(AsyncModelRunnerOutput):
         self._output, self._num_nodes, self._budget = output, num_nodes, budget
         self._drafts = budget is None or budget.drafts
         if budget is not None:
-            self._expected, self._kinds = (
-                budget.expected,
-                budget.samples[input_batch.idx_mapping_np],
-            )
+            self._expected = budget.expected
+            self._kinds = budget.samples[input_batch.idx_mapping_np]
         self._requests = input_batch.req_ids
         self._scheduled = input_batch.num_draft_tokens_per_req
 
