@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -75,3 +75,9 @@ async def apply(
     seconds = perf_counter() - begin
     await asyncio.sleep(QUIET_SECONDS)
     return outcomes, seconds
+
+
+async def later(seconds: float, measure: Callable[[], float]) -> float:
+    """What is measured after so many seconds."""
+    await asyncio.sleep(seconds)
+    return measure()

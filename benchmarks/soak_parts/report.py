@@ -10,8 +10,8 @@ from typing import Any
 SHOWN = 10
 """Differences and errors that are listed; all are counted."""
 
-MOST_GROWTH = 100.0
-"""MiB that memory may grow by beyond plain vLLM's."""
+MOST_GROWTH = 50.0
+"""MiB that memory may grow by in the second half, beyond plain vLLM's."""
 
 
 @dataclass
@@ -28,8 +28,9 @@ class Report:
         seconds: from the first arrival to the last end.
         counters: steps, verifications and so on, of the server's metrics.
         free_blocks: of the KV cache, before and after.
-        memory: MiB of the server's processes, before and after.
-        plain_memory: plain vLLM's, before and after it was asked the same.
+        memory: MiB of the server's processes, midway and after. In the first half it grows with
+            each size of a step and each kind of request that comes for the first time.
+        plain_memory: plain vLLM's, midway and after it was asked the same.
         differences: from plain vLLM: what was asked for, and what differs.
     """
 

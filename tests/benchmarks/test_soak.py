@@ -20,6 +20,7 @@ REQUESTS = "100"
         ((), None),
         (("--other-answers",), "differ from plain vLLM's"),
         (("--keeps-blocks",), "16 KV blocks were not freed"),
+        (("--keeps-memory",), "more than plain vLLM's, and at most 40 were allowed"),
     ],
 )
 def test_a_server_passes_unless_it_has_a_flaw(

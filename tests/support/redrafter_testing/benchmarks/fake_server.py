@@ -5,7 +5,8 @@ What it answers depends on the request and nothing else. FLAW is something that 
 one that drafts, which is the one with a speculative config:
 
 - `--other-answers`: one token of each long answer is another;
-- `--keeps-blocks`: blocks of the KV cache stay in use.
+- `--keeps-blocks`: blocks of the KV cache stay in use;
+- `--keeps-memory`: 2 MiB stay in use for each request.
 """
 
 import argparse
@@ -27,6 +28,7 @@ class FakeServer:
     def __init__(self, flaw: str | None) -> None:
         self.flaw = flaw
         self.asked = 0
+        self.kept: list[bytes] = []
 
     def tokens(self, body: dict[str, Any], index: int) -> list[int]:
         asked = (body["prompt"], body.get("seed"), body.get("structured_outputs"), index)
@@ -39,6 +41,8 @@ class FakeServer:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked += 1
+        if self.flaw == "--keeps-memory":
+            self.kept.append(b"x" * (2 << 20))
         answers = [self.tokens(body, index) for index in range(body.get("n", 1))]
         if not body["stream"]:
             await asyncio.sleep(SECONDS_OF_A_STEP * len(answers[0]))
@@ -78,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--speculative-config")
-    for flaw in ("--other-answers", "--keeps-blocks"):
+    for flaw in ("--other-answers", "--keeps-blocks", "--keeps-memory"):
         parser.add_argument(flaw, dest="flaw", action="store_const", const=flaw)
     args, _ = parser.parse_known_args()
     fake = FakeServer(args.flaw if args.speculative_config else None)
