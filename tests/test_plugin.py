@@ -18,7 +18,7 @@ from vllm.exceptions import VLLMValidationError
 
 from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.families.experts import MIXTRAL
-from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
+from redrafter_testing.models.tiny_models import make_drafter
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.writing import save_shape
@@ -32,13 +32,6 @@ from vllm_redrafter.utils import names
 from vllm_redrafter.utils.json_files import read_json
 
 plugin.register()
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"))
-    add_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +52,9 @@ def configure(target: Path, **arguments: Any) -> Any:
     return EngineArgs(model=str(target), enforce_eager=True, **arguments).create_engine_config()
 
 
-def speculate(
-    target: Path, drafter: Path | str, k: Any = 12, given: Any = None, **arguments: Any
-) -> Any:
+def speculate(target: Path, drafter: Path, given: Any = None, **arguments: Any) -> Any:
     """The configuration with this drafter; `given` are further keys of the speculative config."""
-    config = {"model": str(drafter), "num_speculative_tokens": k} | (given or {})
+    config = {"model": str(drafter), **TWELVE} | (given or {})
     return configure(target, speculative_config=config, **arguments)
 
 
@@ -157,11 +148,6 @@ def record(drafter: Path, folder: Path, **entries: Any) -> Path:
     return folder
 
 
-def named(drafter: Path, **speculation: Any) -> Any:
-    arguments = {"speculative_config": speculation} if speculation else {}
-    return EngineArgs(model=str(drafter), enforce_eager=True, **arguments).create_engine_config()
-
-
 def test_a_large_draft_vocabulary_is_advised_against_at_the_start(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,9 +167,9 @@ METHODS = [{"proposal_type": "redrafter", "speculative_tokens": 7, "beam_width":
 def test_a_drafter_stands_for_its_target_and_itself(
     target: Path, drafter: Path, tmp_path: Path
 ) -> None:
-    verifier = {"name_or_path": str(target)}
+    verifier, here = {"name_or_path": str(target)}, {"target": str(target)}
     alone = record(drafter, tmp_path / "alone", verifier=verifier, proposal_methods=METHODS)
-    config = named(alone)
+    config = configure(alone)
     assert (config.model_config.model, config.model_config.tokenizer) == (str(target), str(target))
     settings = config.additional_config[names.METHOD]
     assert settings["model"] == str(alone)
@@ -193,9 +179,9 @@ def test_a_drafter_stands_for_its_target_and_itself(
     # A target that moved is named beside its drafter.
     verifier["name_or_path"] = str(tmp_path / "not here")
     moved = record(drafter, tmp_path / "moved", verifier=verifier, proposal_methods=METHODS)
-    assert named(moved, target=str(target)).model_config.model == str(target)
+    assert configure(moved, speculative_config=here).model_config.model == str(target)
     with pytest.raises(ConfigError) as error:
-        named(moved)
+        configure(moved)
     serve, option = f"vllm serve TARGET --spec-model {moved}", """'{"target": "TARGET"}'"""
     for part in (verifier["name_or_path"], serve, f"--speculative-config {option}"):
         assert part in str(error.value)
@@ -223,9 +209,9 @@ def test_what_a_lone_drafter_lacks_and_a_target_given_twice_are_refused(
     target: Path, drafter: Path
 ) -> None:
     with pytest.raises(ConfigError, match="does not say for which target it is: name the target"):
-        named(drafter)
+        configure(drafter)
     with pytest.raises(ConfigError, match=r"--spec-tokens\) is missing, and the checkpoint does"):
-        named(drafter, target=str(target))
+        configure(drafter, speculative_config={"target": str(target)})
     with pytest.raises(ConfigError, match=r"'target' .* is for a drafter that is served by its"):
         speculate(target, drafter, given={"target": str(target)})
 

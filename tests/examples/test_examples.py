@@ -16,16 +16,8 @@ from transformers import AutoTokenizer
 
 from redrafter_testing import process_trees
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"))
-    add_tokenizer(folder)
-    return folder
 
 
 def run(name: str, *arguments: object, cwd: Path, **environment: str) -> str:
