@@ -6,13 +6,13 @@ the context, positions [0, n), and among the tree's own rows, which lie in the c
 n .. n+T-1 in node order, to its ancestors and itself (a bit set). For a row with query q:
 
     s_j = scale * q . k_j, capped to c * tanh(s_j / c) where there is a cap c
-    out = sum_j e^{s_j} v_j / (sum_j e^{s_j} + e^{sink}),    lse = log(sum_j e^{s_j} + e^{sink})
+    out = sum_j e^{s_j} v_j / (sum_j e^{s_j} + e^{sink})
 
 Verification is bound by memory like plain decoding, so K and V are read once per request and KV
 head: the group's query heads and all nodes are the rows of one product. (Rows beyond a tile's are
 in further tiles, which read them again, mostly from L2.) The keys are split into parts, as in
 flash-decoding, so that few requests fill the GPU, and no long context is read by one program; a
-second kernel merges the parts:
+second kernel merges the parts, each with the log-sum-exp of its scores:
 
     m = max_p lse_p,    out = sum_p e^{lse_p - m} out_p / sum_p e^{lse_p - m}
 
@@ -122,8 +122,6 @@ class TreeAttention:
         sinks: Tensor | None = None,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
-        lse: Tensor | None = None,
-        num_parts: int | None = None,
     ) -> None:
         """Attention of all nodes of all requests in one layer.
 
@@ -141,18 +139,14 @@ class TreeAttention:
             soft_cap: 0 for none.
             sinks: [query heads] floats or None.
             key_scale, value_scale: what an fp8 cache's numbers are multiplied with.
-            lse: [rows, query heads] fp32 that receives the log-sum-exp, or None.
-            num_parts: how many parts each request's keys are split into; None leaves it to
-                `plan_split`.
 
         Raises:
             ValueError: as above.
         """
-        tensors = (query, key_cache, value_cache, out, sinks, lse)
-        layout = (sliding_window, num_parts, *map(_layout, tensors))
+        layout = (sliding_window, *map(_layout, (query, key_cache, value_cache, out, sinks)))
         if layout not in self._launches:
-            check_layer(query, key_cache, value_cache, out, sinks, lse)
-            self._launches[layout] = self._plan(query, key_cache, sliding_window, num_parts)
+            check_layer(query, key_cache, value_cache, out, sinks)
+            self._launches[layout] = self._plan(query, key_cache, sliding_window)
         launch = self._launches[layout]
         tile, split = launch.tile, launch.split
         rows, heads, head_dim = query.shape
@@ -162,11 +156,11 @@ class TreeAttention:
         scale = head_dim**-0.5 if scale is None else scale
 
         several = split.parts > 1
+        # Of one part no log-sum-exp is written: any tensor will do.
+        part_out, part_lse = out.unsqueeze(2), query
         if several:
             part_out = query.new_empty((rows, heads, split.parts, head_dim), dtype=torch.float32)
-            part_lse: Tensor | None = query.new_empty(part_out.shape[:3], dtype=torch.float32)
-        else:
-            part_out, part_lse = out.unsqueeze(2), None if lse is None else lse.unsqueeze(2)
+            part_lse = query.new_empty(part_out.shape[:3], dtype=torch.float32)
         _attend_part[(requests, kv_heads * launch.row_tiles, split.parts)](
             query,
             key_cache,
@@ -178,7 +172,7 @@ class TreeAttention:
             depths,
             sinks if sinks is not None else query,
             part_out,
-            part_lse if part_lse is not None else query,
+            part_lse,
             scale * key_scale,
             value_scale,
             soft_cap,
@@ -193,8 +187,7 @@ class TreeAttention:
             self.ancestors.stride(1),
             depths.stride(0),
             *part_out.stride()[:3],
-            part_lse.stride(0) if part_lse is not None else 0,
-            part_lse.stride(1) if part_lse is not None else 0,
+            *part_lse.stride()[:2],
             GROUP=launch.group,
             HEAD_DIM=head_dim,
             BLOCK_DIM=launch.block_dim,
@@ -206,14 +199,12 @@ class TreeAttention:
             HAS_CAP=soft_cap > 0,
             HAS_WINDOW=sliding_window > 0,
             HAS_SINKS=sinks is not None,
-            HAS_LSE=part_lse is not None,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             **register_limit(tile.max_registers),
         )
         if several:
-            assert part_lse is not None
-            self._merge(launch, part_out, part_lse, out, sliding_window, sinks, lse)
+            self._merge(launch, part_out, part_lse, out, sliding_window, sinks)
 
     def _merge(
         self,
@@ -223,7 +214,6 @@ class TreeAttention:
         out: Tensor,
         sliding_window: int,
         sinks: Tensor | None,
-        lse: Tensor | None,
     ) -> None:
         """Parts [rows, query heads, parts, head_dim] and [rows, query heads, parts] into `out`."""
         split, requests = launch.split, self.context_lens.shape[0]
@@ -235,13 +225,11 @@ class TreeAttention:
             self.query_start_loc,
             sinks if sinks is not None else out,
             out,
-            lse if lse is not None else out,
             sliding_window,
             *split.numbers,
             *part_out.stride()[:3],
             *part_lse.stride()[:2],
             *out.stride()[:2],
-            lse.stride(0) if lse is not None else 0,
             requests,
             requests.bit_length(),
             HEAD_DIM=head_dim,
@@ -250,13 +238,10 @@ class TreeAttention:
             BLOCK_PARTS=launch.block_parts,
             HAS_WINDOW=sliding_window > 0,
             HAS_SINKS=sinks is not None,
-            HAS_LSE=lse is not None,
             num_warps=4,
         )
 
-    def _plan(
-        self, query: Tensor, key_cache: Tensor, sliding_window: int, num_parts: int | None
-    ) -> _Launch:
+    def _plan(self, query: Tensor, key_cache: Tensor, sliding_window: int) -> _Launch:
         """How layers of these shapes are launched, after a check of what depends on both."""
         block_size, kv_heads = key_cache.shape[1:3]
         check_sizes(self.block_table, self.max_nodes, self.max_context_len, block_size)
@@ -272,24 +257,18 @@ class TreeAttention:
             sliding_window == 0 or self.depths is not None,
             "depths is needed with a sliding window: positions in a tree are n + depth",
         )
-        require(
-            num_parts is None or num_parts >= 1, f"num_parts must be at least 1, got {num_parts}"
-        )
         rows, heads, head_dim = query.shape
         group = heads // kv_heads
         capability = compute_capability(query.device)
         tile = choose_tile(self.max_nodes * group, head_dim, query.dtype, capability)
         row_tiles = padded(self.max_nodes * group, tile.rows) // tile.rows
-        if num_parts is not None:
-            split = KeySplit.into(num_parts)
-        else:
-            seen = min(self.max_context_len, sliding_window or self.max_context_len)
-            split = plan_split(
-                programs=self.min_requests * kv_heads * row_tiles,
-                max_keys=seen + self.max_nodes,
-                bytes_per_part=4 * rows * heads * head_dim,
-                device=query.device,
-            )
+        seen = min(self.max_context_len, sliding_window or self.max_context_len)
+        split = plan_split(
+            programs=self.min_requests * kv_heads * row_tiles,
+            max_keys=seen + self.max_nodes,
+            bytes_per_part=4 * rows * heads * head_dim,
+            device=query.device,
+        )
         block_dim, block_parts = map(triton.next_power_of_2, (head_dim, split.parts))
         return _Launch(group, block_dim, tile, row_tiles, split, block_parts)
 
@@ -298,59 +277,3 @@ def _layout(tensor: Tensor | None) -> tuple[object, ...] | None:
     if tensor is None:
         return None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def tree_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    context_lens: Tensor,
-    query_start_loc: Tensor,
-    ancestors: Tensor,
-    max_nodes: int,
-    max_context_len: int,
-    out: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    depths: Tensor | None = None,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: Tensor | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-    lse: Tensor | None = None,
-    num_parts: int | None = None,
-    min_requests: int | None = None,
-) -> Tensor:
-    """`TreeAttention`, which describes the arguments, for a single layer.
-
-    Returns:
-        out, or a new tensor where it is None.
-    """
-    step = TreeAttention(
-        block_table,
-        context_lens,
-        query_start_loc,
-        ancestors,
-        max_nodes,
-        max_context_len,
-        depths=depths,
-        min_requests=min_requests,
-    )
-    out = torch.empty_like(query) if out is None else out
-    step.attend(
-        query,
-        key_cache,
-        value_cache,
-        out,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        key_scale=key_scale,
-        value_scale=value_scale,
-        lse=lse,
-        num_parts=num_parts,
-    )
-    return out

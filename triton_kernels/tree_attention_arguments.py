@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `tree_attention` takes, and what it refuses: each message names the argument."""
+"""What `TreeAttention` takes, and what it refuses: each message names the argument."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def check_layer(
     value_cache: Tensor,
     out: Tensor,
     sinks: Tensor | None,
-    lse: Tensor | None,
 ) -> None:
     """What a layer brings."""
     require(query.dtype in QUERY_DTYPES, f"query: dtype {query.dtype} is not supported")
@@ -105,12 +104,6 @@ def check_layer(
             f"sinks: expected [{query.shape[1]}] floats, got {list(sinks.shape)} {sinks.dtype}",
         )
         tensors["sinks"] = sinks
-    if lse is not None:
-        require(
-            lse.shape == query.shape[:2] and lse.dtype == torch.float32,
-            f"lse: expected {list(query.shape[:2])} fp32, got {list(lse.shape)} {lse.dtype}",
-        )
-        tensors["lse"] = lse
     require_last_dim_contiguous(**tensors)
     require_same_device(query, **tensors)
 

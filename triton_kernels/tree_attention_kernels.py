@@ -82,7 +82,7 @@ def _attend_part(
     depths,  # [R, nodes] int32; read where HAS_WINDOW
     sinks,  # [query heads] floats; read where HAS_SINKS
     out,  # [rows, query heads, parts, HEAD_DIM] fp32; without SPLIT one part, in query's dtype
-    lse,  # [rows, query heads, parts] fp32; written where HAS_LSE
+    lse,  # [rows, query heads, parts] fp32; written where SPLIT
     scale,
     value_scale,
     soft_cap,
@@ -119,7 +119,6 @@ def _attend_part(
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr,
 ):
     """One part of the keys, for one request, one KV head and one tile of rows."""
     request = tl.program_id(0)
@@ -243,7 +242,7 @@ def _attend_part(
         result.to(out.dtype.element_ty),
         mask=is_row[:, None] & is_dim[None, :],
     )
-    if HAS_LSE:
+    if SPLIT:
         row_lse = tl.where(empty, float("-inf"), row_max + tl.log(tl.where(empty, 1.0, row_sum)))
         lse_at = (first_row + node).to(tl.int64) * stride_lse_row + head * stride_lse_head + part
         tl.store(lse + lse_at, row_lse, mask=is_row)
@@ -269,7 +268,6 @@ def _merge_parts(
     query_start_loc,  # [R+1] int32
     sinks,  # [query heads] floats; read where HAS_SINKS
     out,  # [rows, query heads, HEAD_DIM] fp16, bf16 or fp32
-    lse,  # [rows, query heads] fp32; written where HAS_LSE
     sliding_window,
     parts,
     even_parts,
@@ -282,7 +280,6 @@ def _merge_parts(
     stride_part_lse_head,
     stride_out_row,
     stride_out_head,
-    stride_lse_row,
     num_requests,
     halvings,  # at least log2 of num_requests, rounded up
     HEAD_DIM: tl.constexpr,
@@ -291,7 +288,6 @@ def _merge_parts(
     BLOCK_PARTS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr,
 ):
     """One row and query head: the parts that hold keys, weighted by their sums."""
     row = tl.program_id(0)
@@ -335,5 +331,3 @@ def _merge_parts(
     merged = tl.sum(parts * weights[:, None], axis=0) / total
     out_at = row * stride_out_row + head * stride_out_head + dim
     tl.store(out + out_at, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
-    if HAS_LSE:
-        tl.store(lse + row * stride_lse_row + head, largest + tl.log(total))

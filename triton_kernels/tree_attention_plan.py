@@ -58,11 +58,6 @@ class KeySplit:
         """As the kernels take them."""
         return self.parts, self.even_parts, self.min_keys, self.max_keys
 
-    @classmethod
-    def into(cls, parts: int) -> KeySplit:
-        """That many for every request, however short they become."""
-        return cls(parts, parts, min_keys=1, max_keys=2**30)
-
 
 def plan_split(programs: int, max_keys: int, bytes_per_part: int, device: torch.device) -> KeySplit:
     """Enough programs for all multiprocessors, and more for contexts that are long.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu.tree_attention_launch import attend
 from vllm_redrafter.triton_kernels.accept_path import AcceptedPaths, SampledRows, accept_path
 from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
 from vllm_redrafter.triton_kernels.build_tree import (
@@ -39,7 +40,6 @@ from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, 
 from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
-from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 
 CONTEXT = 4096
 DTYPES = {
@@ -72,16 +72,18 @@ class Attention:
         row = torch.zeros(blocks, kv_heads, self.block_size, 2 * self.head_dim, dtype=cache_dtype)
         key_cache, value_cache = row.transpose(1, 2).split(self.head_dim, dim=-1)
         heads = kv_heads * self.group
-        tree_attention(
-            torch.zeros(self.nodes, heads, self.head_dim, dtype=query_dtype),
-            key_cache,
-            value_cache,
-            integers(1, blocks),
-            integers(1),
-            integers(2),
-            integers(1, self.nodes, -(-self.nodes // 32)),
-            self.nodes,
-            CONTEXT,
+        query = torch.zeros(self.nodes, heads, self.head_dim, dtype=query_dtype)
+        attend(
+            query=query,
+            key_cache=key_cache,
+            value_cache=value_cache,
+            out=torch.empty_like(query),
+            block_table=integers(1, blocks),
+            context_lens=integers(1),
+            query_start_loc=integers(2),
+            ancestors=integers(1, self.nodes, -(-self.nodes // 32)),
+            max_nodes=self.nodes,
+            max_context_len=CONTEXT,
             depths=integers(1, self.nodes),
             sliding_window=1024 if self.window else 0,
             soft_cap=30.0 if self.cap else 0.0,

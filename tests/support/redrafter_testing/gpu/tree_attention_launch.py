@@ -5,15 +5,19 @@ Import it after tests/triton_kernels/conftest.py, which has kernels interpreted.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import bushy, chain, poisoned, star, token_trees
 from vllm_redrafter.config import WORD_BITS
-from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+from vllm_redrafter.triton_kernels import tree_attention
+from vllm_redrafter.triton_kernels.tree_attention import TreeAttention
+from vllm_redrafter.triton_kernels.tree_attention_plan import KeySplit
 
 FP8 = torch.float8_e4m3fn
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 1e-2}
@@ -56,6 +60,22 @@ def make_caches(shape: Shape, blocks: int) -> tuple[Tensor, Tensor]:
     assert shape.layout == "side by side"
     key, value = full(blocks, heads, rows, 2 * dim).transpose(1, 2).chunk(2, dim=-1)
     return key, value
+
+
+OF_THE_STEP = (
+    *("block_table", "context_lens", "query_start_loc", "ancestors"),
+    *("max_nodes", "max_context_len", "depths", "min_requests"),
+)
+
+
+def attend(num_parts: int | None = None, **arguments: Any) -> None:
+    """One layer's attention; every request's keys in `num_parts`, or in as many as are planned."""
+    of_step = {name: arguments.pop(name) for name in OF_THE_STEP if name in arguments}
+    with ExitStack() as stack:
+        if num_parts is not None:
+            split = KeySplit(num_parts, num_parts, min_keys=1, max_keys=2**30)
+            stack.enter_context(patch.object(tree_attention, "plan_split", lambda **_: split))
+        TreeAttention(**of_step).attend(**arguments)
 
 
 class Launch:
@@ -136,37 +156,28 @@ class Launch:
             "max_context_len": self.max_context_len,
         }
 
-    def __call__(self, **options: Any) -> tuple[Tensor, Tensor]:
-        """(out, lse) of the requests' rows; what surrounds them has been compared already."""
+    def __call__(self, **options: Any) -> Tensor:
+        """`out` of the requests' rows; what surrounds them has been compared already."""
         rows, heads, dim = self.query.shape
         around = self.query.new_full((rows, heads + 1, dim + 16), SENTINEL)
         out = around[:, :heads, :dim]
-        around_lse = self.query.new_full((rows, heads + 1), SENTINEL, dtype=torch.float32)
-        lse = around_lse[:, :heads]
-        options = self.arguments() | {"depths": self.depths, "out": out, "lse": lse} | options
-        assert tree_attention(**options) is out
-        results = out[self.rows].double().cpu(), lse[self.rows].double().cpu()
+        attend(**self.arguments() | {"depths": self.depths, "out": out} | options)
+        found = out[self.rows].double().cpu()
         out[self.rows] = SENTINEL
-        lse[self.rows] = SENTINEL
         assert (around == SENTINEL).all(), "written outside the requests' rows"
-        assert (around_lse == SENTINEL).all(), "written outside the requests' rows"
-        return results
+        return found
 
-    def reference(self, **options: Any) -> tuple[Tensor, Tensor]:
+    def reference(self, **options: Any) -> Tensor:
         options = self.arguments() | options
         for name in ("max_nodes", "max_context_len", "num_parts", "min_requests"):
             options.pop(name, None)
         on_cpu: dict[str, Any] = {
             k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()
         }
-        out, lse = naive_tree_attention(**on_cpu)
-        return out[self.rows], lse[self.rows]
+        return naive_tree_attention(**on_cpu)[self.rows]
 
     def check(self, **options: Any) -> None:
-        (out, lse), (expected, expected_lse) = self(**options), self.reference(**options)
-        assert_close(out, expected, TOLERANCE[self.shape.dtype])
-        # Scores are sums in fp32 of products that are exact, whatever the dtype.
-        torch.testing.assert_close(lse, expected_lse, rtol=2e-5, atol=2e-5)
+        assert_close(self(**options), self.reference(**options), TOLERANCE[self.shape.dtype])
 
 
 def naive_tree_attention(
@@ -184,13 +195,12 @@ def naive_tree_attention(
     sinks: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) by loops, in float64; NaN in rows of no request."""
+) -> Tensor:
+    """`out` by loops, in float64; NaN in rows of no request."""
     heads, head_dim = query.shape[1], query.shape[2]
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     scale = head_dim**-0.5 if scale is None else scale
     out = torch.full(query.shape, torch.nan, dtype=torch.float64)
-    lse = torch.full(query.shape[:2], torch.nan, dtype=torch.float64)
     for request, n in enumerate(context_lens.tolist()):
         first, end = query_start_loc[request : request + 2].tolist()
         for row in range(first, end):
@@ -212,8 +222,7 @@ def naive_tree_attention(
                 scores = torch.cat([scores, sinks.cpu().double().unsqueeze(1)], dim=1)
             weights = scores.softmax(dim=1)[:, : len(positions)]
             out[row] = torch.einsum("hp,phd->hd", weights, values)
-            lse[row] = scores.logsumexp(dim=1)
-    return out, lse
+    return out
 
 
 def _set_bits(words: Tensor) -> list[int]:
