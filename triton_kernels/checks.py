@@ -38,6 +38,19 @@ def require_same_device(reference: Tensor, **tensors: Tensor) -> None:
         )
 
 
+def require_like(reference: Tensor, **expected: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Each tensor has its shape, the reference's dtype and device, and contiguous rows."""
+    for name, (tensor, shape) in expected.items():
+        require(
+            tensor.shape == shape and tensor.dtype == reference.dtype,
+            f"{name}: expected {list(shape)} {reference.dtype}, got {list(tensor.shape)} "
+            f"{tensor.dtype}",
+        )
+    tensors = {name: tensor for name, (tensor, _) in expected.items()}
+    require_last_dim_contiguous(**tensors)
+    require_same_device(reference, **tensors)
+
+
 def require_layout(
     device: torch.device, **expected: tuple[Tensor, torch.dtype, tuple[int, ...]]
 ) -> None:

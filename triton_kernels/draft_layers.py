@@ -32,6 +32,7 @@ from torch import Tensor
 from vllm_redrafter.triton_kernels.checks import (
     require,
     require_last_dim_contiguous,
+    require_like,
     require_same_device,
 )
 
@@ -48,20 +49,28 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
-def _add_product(
-    total,  # [ROWS, COLUMNS] fp32 values
+def add_product(
     x,  # [.., K], rows of `x_stride`
     x_stride,
     x_row,  # [ROWS] int64 values: which row of x is multiplied
     is_row,  # [ROWS]
     weight,  # [N, K], rows of `weight_stride`
     weight_stride,
-    column,  # [COLUMNS] int64 values
+    column,  # [COLUMNS] int64 values: which rows of the weight
     is_column,  # [COLUMNS]
+    total,  # [ROWS, COLUMNS] fp32 values, added to; zeros where NORMED
     K,
+    length,  # of a normed row: sqrt(K); read where NORMED
+    epsilon,  # likewise
     KEYS: tl.constexpr,
+    NORMED: tl.constexpr,
 ):
-    """total + x[x_row] weight[column]^T; fp32 is multiplied as such, not as TF32."""
+    """total + x[x_row] weight[column]^T, or n(x[x_row]) weight[column]^T where NORMED.
+
+    fp32 is multiplied as such, not as TF32.
+    """
+    if NORMED:
+        squares = tl.zeros([total.shape[0]], tl.float32)
     for start in range(0, K, KEYS):
         key = start + tl.arange(0, KEYS)
         left = tl.load(
@@ -75,45 +84,12 @@ def _add_product(
             other=0.0,
         )
         total = tl.dot(left, right, total, input_precision="ieee")
+        if NORMED:
+            wide = left.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+    if NORMED:
+        total *= (length / (tl.sqrt(squares) + epsilon))[:, None]
     return total
-
-
-@triton.jit
-def normed_product(
-    x,  # [.., K], rows of `x_stride`
-    x_stride,
-    x_row,  # [ROWS] int64 values: which row of x is normed and multiplied
-    is_row,  # [ROWS]
-    weight,  # [N, K], rows of `weight_stride`
-    weight_stride,
-    column,  # [COLUMNS] int64 values
-    is_column,  # [COLUMNS]
-    K,
-    length,  # of a normed row: sqrt(K)
-    epsilon,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """n(x[x_row]) weight[column]^T, as `_add_product` does it: [ROWS, COLUMNS] fp32."""
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
-    for start in range(0, K, KEYS):
-        key = start + tl.arange(0, KEYS)
-        left = tl.load(
-            x + x_row[:, None] * x_stride + key[None, :],
-            mask=is_row[:, None] & (key < K)[None, :],
-            other=0.0,
-        )
-        right = tl.load(
-            weight + column[None, :] * weight_stride + key[:, None],
-            mask=(key < K)[:, None] & is_column[None, :],
-            other=0.0,
-        )
-        total = tl.dot(left, right, total, input_precision="ieee")
-        wide = left.to(tl.float32)
-        squares += tl.sum(wide * wide, axis=1)
-    return total * (length / (tl.sqrt(squares) + epsilon))[:, None]
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -160,32 +136,25 @@ def _draft_layer(
     is_column = column < N
     is_out = is_row[:, None] & is_column[None, :]
     x_row = tl.load(x_rows + row, mask=is_row, other=0) if HAS_X_ROWS else row.to(tl.int64)
-    if NORMED:
-        total = normed_product(
-            x,
-            x_stride,
-            x_row,
-            is_row,
-            x_weight,
-            x_weight_stride,
-            column,
-            is_column,
-            K,
-            length,
-            epsilon,
-            ROWS,
-            COLUMNS,
-            KEYS,
-        )
-    else:
-        total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        total = _add_product(
-            total, x, x_stride, x_row, is_row, x_weight, x_weight_stride, column, is_column, K, KEYS
-        )
+    total = add_product(
+        x,
+        x_stride,
+        x_row,
+        is_row,
+        x_weight,
+        x_weight_stride,
+        column,
+        is_column,
+        tl.zeros([ROWS, COLUMNS], tl.float32),
+        K,
+        length,
+        epsilon,
+        KEYS,
+        NORMED,
+    )
     if HAS_S:
         s_row = tl.load(s_rows + row, mask=is_row, other=0).to(tl.int64)
-        total = _add_product(
-            total,
+        total = add_product(
             s,
             s_stride,
             s_row,
@@ -194,8 +163,12 @@ def _draft_layer(
             s_weight_stride,
             column,
             is_column,
+            total,
             K_S,
+            length,
+            epsilon,
             KEYS,
+            NORMED=False,
         )
     if HAS_BIAS:
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
@@ -311,47 +284,30 @@ def _check(
     rows, columns = out.shape
     require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
     require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
-    given = {"first.x": first.x, "first.weight": first.weight, "out": out}
-    if second is not None:
-        require(second.rows is not None, "second: its rows must be given")
-        given |= {"second.x": second.x, "second.weight": second.weight}
-    shapes = {"bias": (bias, (columns,)), "residual": (residual, (rows, columns))}
-    for name, (tensor, shape) in shapes.items():
+    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {"out": (out, (rows, columns))}
+    for name, product in (("first", first), ("second", second)):
+        if product is not None:
+            keys = product.x.shape[1]
+            shapes[f"{name}.x"] = product.x, (len(product.x), keys)
+            shapes[f"{name}.weight"] = product.weight, (columns, keys)
+    for name, tensor, shape in (("bias", bias, (columns,)), ("residual", residual, out.shape)):
         if tensor is not None:
-            require(
-                tuple(tensor.shape) == shape,
-                f"{name}: expected {list(shape)}, got {list(tensor.shape)}",
-            )
-            given[name] = tensor
+            shapes[name] = tensor, tuple(shape)
     if addend is not None:
         require(
-            addend.shape[1] == columns and rows % addend.shape[0] == 0,
+            rows % addend.shape[0] == 0,
             f"addend: {list(addend.shape)} does not fit {rows} rows of {columns}",
         )
-        given["addend"] = addend
-    for name, tensor in given.items():
-        require(tensor.dtype == out.dtype, f"{name}: expected {out.dtype}, got {tensor.dtype}")
-    require_last_dim_contiguous(**given)
-    require_same_device(out, **given)
+        shapes["addend"] = addend, (len(addend), columns)
+    require_like(out, **shapes)
     require(
-        all(t.data_ptr() != out.data_ptr() for name, t in given.items() if name != "out"),
+        all(t.data_ptr() != out.data_ptr() for name, (t, _) in shapes.items() if name != "out"),
         "out: is one of the inputs, which other thread blocks still read",
     )
-    products = (("first", first, torch.int64), ("second", second, torch.int32))
-    for name, product, dtype in products:
-        if product is not None:
-            _check_product(name, product, dtype, rows, columns)
-
-
-def _check_product(
-    name: str, product: Product, dtype: torch.dtype, rows: int, columns: int
-) -> None:
-    x, weight, chosen = product
-    require(
-        weight.shape == (columns, x.shape[1]),
-        f"{name}.weight: expected {[columns, x.shape[1]]}, got {list(weight.shape)}",
-    )
-    check_rows(name, x, chosen, dtype, rows)
+    check_rows("first", first.x, first.rows, torch.int64, rows)
+    if second is not None:
+        require(second.rows is not None, "second: its rows must be given")
+        check_rows("second", second.x, second.rows, torch.int32, rows)
 
 
 def check_rows(name: str, x: Tensor, chosen: Tensor | None, dtype: torch.dtype, rows: int) -> None:

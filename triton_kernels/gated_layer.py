@@ -19,17 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_last_dim_contiguous,
-    require_same_device,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_like
 from vllm_redrafter.triton_kernels.draft_layers import (
     DTYPES,
     KEY_BYTES,
     MAX_ROWS,
+    add_product,
     check_rows,
-    normed_product,
 )
 
 NORM_KEYS = 2048
@@ -70,7 +66,7 @@ def _gated_cell(
     lane = tl.arange(0, 2 * COLUMNS)
     is_lane = first + lane // 2 < N
     weight_row = (first + lane // 2 + (lane % 2) * N).to(tl.int64)
-    total = normed_product(
+    total = add_product(
         e,
         e_stride,
         e_row,
@@ -79,14 +75,14 @@ def _gated_cell(
         weight_stride,
         weight_row,
         is_lane,
+        tl.zeros([ROWS, 2 * COLUMNS], tl.float32),
         N,
         length,
         epsilon,
-        ROWS,
-        2 * COLUMNS,
         KEYS,
+        NORMED=True,
     )
-    total += normed_product(
+    total += add_product(
         s,
         s_stride,
         s_row,
@@ -95,12 +91,12 @@ def _gated_cell(
         weight_stride,
         weight_row,
         is_lane,
+        tl.zeros([ROWS, 2 * COLUMNS], tl.float32),
         N,
         length,
         epsilon,
-        ROWS,
-        2 * COLUMNS,
         KEYS,
+        NORMED=True,
     )
     total += tl.load(bias + weight_row, mask=is_lane, other=0.0).to(tl.float32)[None, :]
     gate, candidate = tl.split(tl.reshape(total, [ROWS, COLUMNS, 2]))
@@ -277,16 +273,9 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
 def _check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
     """What is read has these shapes, and is of the kind that `out` is, and elsewhere."""
     require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
-    for name, (tensor, shape) in given.items():
-        require(
-            tuple(tensor.shape) == shape,
-            f"{name}: expected {list(shape)}, got {list(tensor.shape)}",
-        )
-        require(tensor.dtype == out.dtype, f"{name}: expected {out.dtype}, got {tensor.dtype}")
+    require_like(out, out=(out, tuple(out.shape)), **given)
+    for name, (tensor, _) in given.items():
         require(
             tensor.data_ptr() != out.data_ptr(),
             f"out: is also {name}, which is still read when it is written",
         )
-    tensors = {name: tensor for name, (tensor, _) in given.items()}
-    require_last_dim_contiguous(out=out, **tensors)
-    require_same_device(out, **tensors)

@@ -6,7 +6,6 @@
 for the C candidates t of each request and all its beams. A thread block reads some candidates'
 rows once for all beams. A row's norm, n(x) = sqrt(K) x / (|x| + epsilon), is a factor of its
 products, as in `draft_layers.py`, so that what is read need not be normed before.
-
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from vllm_redrafter.triton_kernels.checks import (
     require,
     require_integers,
-    require_last_dim_contiguous,
+    require_like,
     require_same_device,
 )
 from vllm_redrafter.triton_kernels.draft_layers import DTYPES
@@ -142,14 +141,9 @@ def _check(x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None) -> N
     )
     require(len(x) // len(tokens) <= 64, "x: at most 64 beams per request are supported")
     keys = x.shape[1]
-    given: dict[str, tuple[Tensor, tuple[int, ...]]] = {"weight": (weight, (len(weight), keys))}
+    given: dict[str, tuple[Tensor, tuple[int, ...]]]
+    given = {"x": (x, (len(x), keys)), "weight": (weight, (len(weight), keys))}
     if scale is not None:
         given["scale"] = scale, (keys,)
-    for name, (tensor, shape) in given.items():
-        require(
-            tuple(tensor.shape) == shape and tensor.dtype == x.dtype,
-            f"{name}: expected {list(shape)} {x.dtype}, got {list(tensor.shape)} {tensor.dtype}",
-        )
-    tensors = {name: tensor for name, (tensor, _) in given.items()}
-    require_last_dim_contiguous(x=x, **tensors)
-    require_same_device(x, tokens=tokens, **tensors)
+    require_like(x, **given)
+    require_same_device(x, tokens=tokens)
