@@ -3,6 +3,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ from transformers import AutoTokenizer
 
 from redrafter_testing.engines.server import started
 
-mx = pytest.importorskip("mlx.core")
+if find_spec("mlx") is None:  # a machine without MLX
+    collect_ignore_glob = ["*.py"]
 
 
 class Pair(NamedTuple):

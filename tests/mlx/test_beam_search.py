@@ -4,12 +4,11 @@
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-
-mx = pytest.importorskip("mlx.core")
 
 from redrafter_testing.models.head_forms import FORMS, H, V, write_random
 from vllm_redrafter.checkpoints.reading import Checkpoint

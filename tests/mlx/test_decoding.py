@@ -3,9 +3,8 @@
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
-
-mx = pytest.importorskip("mlx.core")
 
 from vllm_redrafter.budget.costs import CostTable, DraftCost
 from vllm_redrafter.mlx import Drafter, drafter, load_drafter, stream_generate

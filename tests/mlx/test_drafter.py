@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-mx = pytest.importorskip("mlx.core")
-
 from mlx_lm.sample_utils import make_sampler
 
 from redrafter_testing.models.checkpoints import edit_config

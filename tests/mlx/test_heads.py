@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-
-mx = pytest.importorskip("mlx.core")
-nn = pytest.importorskip("mlx.nn")
 
 from redrafter_testing.models.head_forms import FORMS, H, V, write_random
 from vllm_redrafter.checkpoints.reading import Checkpoint

@@ -16,8 +16,6 @@ import pytest
 from redrafter_testing.models.reciting_target import ANSWERS
 from redrafter_testing.requests.chat_client import said
 
-pytest.importorskip("mlx.core")
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 # Of the servers in conftest.py: the vocabulary size, and `max_tokens` on which one fails.
 VOCAB_SIZE, FAILS = 512, 77

@@ -5,11 +5,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import pytest
-
-mx = pytest.importorskip("mlx.core")
-
+import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from redrafter_testing.models.reciting_target import ANSWERS

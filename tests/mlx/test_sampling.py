@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens at nodes: noise of the position alone, and logits processors along a chain."""
 
+import mlx.core as mx
 import numpy as np
-import pytest
-
-mx = pytest.importorskip("mlx.core")
-
 from mlx_lm.sample_utils import make_sampler
 from scipy.stats import chisquare
 

@@ -5,12 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
-
-mx = pytest.importorskip("mlx.core")
-pytest.importorskip("mlx_lm")
-
 from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache

@@ -6,20 +6,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from redrafter_testing.engines.server import free_port
 from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.reciting_target import ANSWERS
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from redrafter_testing.requests.chat_client import answer, said
-from vllm_redrafter.utils.errors import ConfigError
-
-mx = pytest.importorskip("mlx.core")
-
-from mlx_lm.models.cache import KVCache
-
 from vllm_redrafter.mlx.serve import PromptCache, serve, target_and_drafter
+from vllm_redrafter.utils.errors import ConfigError
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
 

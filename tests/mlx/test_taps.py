@@ -4,14 +4,12 @@
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 import torch
-
-mx = pytest.importorskip("mlx.core")
-nn = pytest.importorskip("mlx.nn")
-mlx_utils = pytest.importorskip("mlx_lm.utils")
-
+from mlx_lm.utils import load_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
 from redrafter_testing.models.mlx_models import tiny_model
@@ -41,7 +39,7 @@ def test_hidden_states_are_those_of_transformers(config: Any, tmp_path: Path) ->
     torch.manual_seed(0)
     reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     reference.save_pretrained(tmp_path)
-    model, _ = mlx_utils.load_model(tmp_path)
+    model, _ = load_model(tmp_path)
     layers = (1, 2, 4)
     target = TreeTarget(model, layers)
     with torch.no_grad():

@@ -8,20 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
-
-mx = pytest.importorskip("mlx.core")
-nn = pytest.importorskip("mlx.nn")
-pytest.importorskip("mlx_lm")
-
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from redrafter_testing.models import mlx_models
-from redrafter_testing.models.mlx_models import ACCEPTED, REFUSED, VOCAB, tiny_model
+from redrafter_testing.models.mlx_models import ACCEPTED, REFUSED, VOCAB, WINDOW, tiny_model
 from vllm_redrafter.mlx.target import TreeTarget, check_rope
 from vllm_redrafter.mlx.tree_cache import TreeInput
 from vllm_redrafter.utils.errors import ConfigError
@@ -30,7 +26,7 @@ PARENTS = (0, 0, 0, 1, 1, 2, 3, 6)
 LEAVES = ((0, 2, 5), (0, 1, 4), (0, 1, 3, 6, 7))
 PATH = LEAVES[-1]
 
-CONTEXT = 3 * mlx_models.WINDOW + 5
+CONTEXT = 3 * WINDOW + 5
 """Sliding windows begin in it, and for some nodes at another token than for others."""
 
 rng = np.random.default_rng(0)

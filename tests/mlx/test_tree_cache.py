@@ -4,12 +4,9 @@
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
-
-mx = pytest.importorskip("mlx.core")
-pytest.importorskip("mlx_lm")
-
 from mlx_lm.models.cache import (
     load_prompt_cache,
     make_prompt_cache,

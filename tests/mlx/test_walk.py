@@ -3,10 +3,9 @@
 
 import random
 
+import mlx.core as mx
 import pytest
 import torch
-
-mx = pytest.importorskip("mlx.core")
 
 from redrafter_testing.algorithm.tree_batches import grown_tree, token_trees
 from vllm_redrafter.mlx.step import accept_path
