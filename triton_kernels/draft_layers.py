@@ -45,6 +45,9 @@ COLUMNS = 32
 KEY_BYTES = 256
 """Of each row and column, per step of the loop."""
 
+STAGES = tl.constexpr(4)
+"""Of the loop: steps under way at once, but for one."""
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -71,13 +74,11 @@ def add_product(
     """
     if NORMED:
         squares = tl.zeros([total.shape[0]], tl.float32)
-    for start in range(0, K, KEYS):
+    for start in tl.range(0, K, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        left = tl.load(
-            x + x_row[:, None] * x_stride + key[None, :],
-            mask=is_row[:, None] & (key < K)[None, :],
-            other=0.0,
-        )
+        of_row = x + x_row[:, None] * x_stride + key[None, :]
+        is_left = is_row[:, None] & (key < K)[None, :]
+        left = tl.load(of_row, mask=is_left, other=0.0)
         right = tl.load(
             weight + column[None, :] * weight_stride + key[:, None],
             mask=(key < K)[:, None] & is_column[None, :],
@@ -85,7 +86,13 @@ def add_product(
         )
         total = tl.dot(left, right, total, input_precision="ieee")
         if NORMED:
-            wide = left.to(tl.float32)
+            again = left
+            if total.shape[0] < 64:
+                # Triton swizzles what only products read. ldmatrix reads eight rows at once, which
+                # are in the same banks unless swizzled; for the norm they are loaded again, by
+                # another policy lest the loads be merged. 64 rows are wgmma's, which swizzles them.
+                again = tl.load(of_row, mask=is_left, other=0.0, eviction_policy="evict_last")
+            wide = again.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)
     if NORMED:
         total *= (length / (tl.sqrt(squares) + epsilon))[:, None]
@@ -268,7 +275,6 @@ def draft_layer(
         HAS_ADDEND=addend is not None,
         HAS_RESIDUAL=residual is not None,
         num_warps=4,
-        num_stages=4,
     )
     return out
 

@@ -138,27 +138,6 @@ def _scale_normed(
         tl.store(out + row * out_stride + key, scaled.to(out.dtype.element_ty), mask=key < H)
 
 
-class CellTile(NamedTuple):
-    """How the cell is cut into thread blocks.
-
-    Attributes:
-        columns: of the output, per thread block; there are two rows of W for each.
-        key_bytes: of each row and each row of W, per step of the loops.
-        num_warps, num_stages: Triton's.
-    """
-
-    columns: int = 16
-    key_bytes: int = KEY_BYTES
-    num_warps: int = 4
-    num_stages: int = 4
-
-
-def _usual_tile(rows: int, width: int) -> CellTile:
-    """Of a state so wide: a narrow one's 16 columns each would be too few blocks for a GPU."""
-    # Sums of 64 rows are more than the registers of 4 warps hold, on sm_80 and sm_100.
-    return CellTile(columns=16 if width > 1024 else 8, num_warps=4 if rows <= 32 else 8)
-
-
 class Rows(NamedTuple):
     """What a cell reads.
 
@@ -179,7 +158,6 @@ def gated_cell(
     bias: Tensor,
     out: Tensor,
     epsilon: float,
-    tile: CellTile | None = None,
 ) -> Tensor:
     """The states of at most 64 rows: see this module.
 
@@ -191,7 +169,6 @@ def gated_cell(
         out: [M, N], written; bf16, fp16 or fp32, as all that is read. Not among the inputs: other
             thread blocks still read them.
         epsilon: of the norms.
-        tile: None for the usual one.
 
     Returns:
         out.
@@ -210,8 +187,9 @@ def gated_cell(
     _check_like(out, shapes)
     check_rows("embedded", *embedded, torch.int64, rows)
     check_rows("state", *state, torch.int32, rows)
-    tile = _usual_tile(rows, width) if tile is None else tile
-    _gated_cell[(triton.cdiv(width, tile.columns),)](
+    # Of a narrow state, 16 columns each would be too few thread blocks for a GPU.
+    columns = 16 if width > 1024 else 8
+    _gated_cell[(triton.cdiv(width, columns),)](
         embedded.x,
         embedded.x.stride(0),
         embedded.rows if embedded.rows is not None else out,
@@ -228,12 +206,12 @@ def gated_cell(
         width**0.5,
         epsilon,
         ROWS=max(16, triton.next_power_of_2(rows)),
-        COLUMNS=tile.columns,
-        KEYS=tile.key_bytes // out.element_size(),
+        COLUMNS=columns,
+        KEYS=KEY_BYTES // out.element_size(),
         HAS_E_ROWS=embedded.rows is not None,
         HAS_S_ROWS=state.rows is not None,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        # Sums of 64 rows are more than the registers of 4 warps hold, on sm_80 and sm_100.
+        num_warps=4 if rows <= 32 else 8,
     )
     return out
 

@@ -47,6 +47,7 @@ def _gather_dot(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
     NORMED: tl.constexpr,
 ):
     """COLUMNS candidates of one request, for all its beams."""
@@ -59,23 +60,25 @@ def _gather_dot(
     token = tl.load(tokens + request * COUNT + nth, mask=is_column, other=0).to(tl.int64)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
-    for start in range(0, K, KEYS):
+    for start in tl.range(0, K, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        left = tl.load(
-            x + row[:, None] * x_stride + key[None, :],
-            mask=is_row[:, None] & (key < K)[None, :],
-            other=0.0,
-        )
+        of_row = x + row[:, None] * x_stride + key[None, :]
+        is_left = is_row[:, None] & (key < K)[None, :]
+        left = tl.load(of_row, mask=is_left, other=0.0)
         right = tl.load(
             weight + token[None, :] * weight_stride + key[:, None],
             mask=(key < K)[:, None] & is_column[None, :],
             other=0,
         )
         if NORMED:
-            wide = left.to(tl.float32)
+            again = left
+            if ROWS == 16:
+                # See `normed_product` in draft_layers.py.
+                again = tl.load(of_row, mask=is_left, other=0.0, eviction_policy="evict_last")
+            wide = again.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)
             a = tl.load(scale + key, mask=key < K, other=0.0).to(tl.float32)
-            left = (wide * a[None, :]).to(left.dtype)
+            left = (left.to(tl.float32) * a[None, :]).to(left.dtype)
         total = tl.dot(left, right, total, input_precision="ieee")
     if NORMED:
         total *= (length / (tl.sqrt(squares) + epsilon))[:, None]
@@ -125,9 +128,9 @@ def gather_dot(
         ROWS=max(16, triton.next_power_of_2(beams)),
         COLUMNS=COLUMNS,
         KEYS=KEY_BYTES // x.element_size(),
+        STAGES=4 if beams <= 16 else 3,
         NORMED=scale is not None,
         num_warps=4,
-        num_stages=4 if beams <= 16 else 3,
     )
     return out
 

@@ -60,6 +60,7 @@ class Kernel:
     """One compiled kernel: stack bytes per thread, shared bytes and blocks per multiprocessor.
 
     `ahead` counts groups of copies for later steps of the main loop while one computes.
+    `conflicts` counts reads of mma.sync's operands from tiles whose rows are in the same banks.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Kernel:
     instruction: str
     copy_bytes: int
     ahead: int
+    conflicts: int
     barriers: int
 
 
@@ -153,6 +155,7 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         instruction=_matrix_instruction(ptx),
         copy_bytes=max((int(size, 0) for size in copies), default=0),
         ahead=_copies_ahead(kernel.asm["ttgir"]),
+        conflicts=_conflicts(kernel.asm["ttgir"]),
         barriers=ptx.count("bar.sync"),
     )
 
@@ -186,3 +189,9 @@ def _copies_ahead(ttgir: str) -> int:
     body, _, _ = loop.partition("\n    }")  # the function's own indentation: the loop's end
     waits = re.findall(r"ttg\.async_wait .*\{num = (\d+)", body)
     return min(map(int, waits), default=0)
+
+
+def _conflicts(ttgir: str) -> int:
+    plain = set(re.findall(r"(#\w+) = #ttg\.swizzled_shared<\{[^}]*maxPhase = 1,", ttgir))
+    read = re.findall(r"ttg\.local_load .*?, (#\w+), #smem.*-> tensor<[^,]*, #ttg\.dot_op", ttgir)
+    return sum(layout in plain for layout in read)

@@ -188,7 +188,10 @@ def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 
     )
 
 
-DRAFTS = (draft_level, recurrent_layer, learn, gated_layers, match, candidates)
+DRAFTS = (
+    *(draft_level, recurrent_layer, learn, match, candidates),
+    *(gated_layers, partial(gated_layers, 4)),
+)
 """All of a draft's."""
 
 
