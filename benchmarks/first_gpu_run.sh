@@ -136,7 +136,7 @@ if [[ $model ]]; then
     logged steps_plain_full 180 \
         --engine-args '{"compilation_config": {"cudagraph_mode": "FULL"}}'
 fi
-benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20
+benchmark kernels 200 kernels.py --rows 4 64 --repeats 20
 if [[ $model ]]; then
     logged steps_top_p 180 --drafter "$drafter" --requests 64 --temperature 0.6 --top-p 0.9
     # Where it was called from, for the sake of relative paths. The first options are defaults.

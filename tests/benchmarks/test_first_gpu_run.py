@@ -19,9 +19,9 @@ SCRIPT = BENCHMARKS / "first_gpu_run.sh"
 
 CHECKS = ["environment", "no_waiting", "flash_attention", "parity"]
 LATER = ["kernel_tests", "prefill_parity"]
-ALWAYS = [*CHECKS, "draft_layers", *LATER]
+ALWAYS = [*CHECKS, "kernels", *LATER]
 LOGS = ["steps_ours", "steps_plain", "steps_plain_full"]
-ALL = [*CHECKS, *LOGS, "draft_layers", "steps_top_p", "throughput", *LATER]
+ALL = [*CHECKS, *LOGS, "kernels", "steps_top_p", "throughput", *LATER]
 THROUGHPUT = ["--model", "a target", "--drafter", "its drafter", "--chat"]
 
 FAKE_PYTHON = """#!{python} -IS

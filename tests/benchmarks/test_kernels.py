@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/draft_layers.py on Triton's interpreter, with a made-up time.
+"""benchmarks/kernels.py on Triton's interpreter, with a made-up time.
 
 In a process of its own: the interpreter, once chosen, is chosen for all that this one imports.
 """
@@ -16,7 +16,7 @@ CODE = """
 import json
 from types import SimpleNamespace
 import torch
-import draft_layers
+import kernels
 
 class Gpu:
     device = torch.device("cpu")
@@ -24,8 +24,9 @@ class Gpu:
         launch()
         return 20.0
 
-draft_layers.VOCABULARY = 200
-for timed in draft_layers.measured(Gpu(), SimpleNamespace(hidden=[32], rows=[4, 8])):
+kernels.VOCABULARY = 200
+sizes = dict(hidden=[32], rows=[4, 8], requests=[2], contexts=[20], nodes=[5])
+for timed in kernels.measured(Gpu(), SimpleNamespace(**sizes)):
     print(json.dumps([timed.launch, timed.case, timed.floor_bytes]))
 """
 
@@ -49,4 +50,8 @@ def test_every_kernel_is_launched_at_every_size_beside_what_it_must_read() -> No
     square = 2 * 32 * 32
     heads = [(launch, read) for launch, case, read in found if case == "H 32, 4 rows"]
     assert heads[:3] == [("cell", 4 * square), ("its product", 4 * square), ("block", square)]
-    assert {launch for launch, *_ in found} >= {"candidates", "gathered", "ranked"}
+    assert {launch for launch, *_ in found} >= {"candidates", "gathered", "ranked", "admitted"}
+    # K and V of 20 + 5 tokens and 8 heads, queries and output of 5 and 32; states read and written.
+    steps = {launch: (case, read) for launch, case, read in found}
+    assert steps["attention"] == ("2 x 20, nodes 5", 2 * 128 * 2 * (25 * 2 * 8 + 5 * 2 * 32))
+    assert steps["loaded"] == ("2 requests, H 32", 2 * 2 * (32 * 2 + 8 + 8 + 4 + 4))

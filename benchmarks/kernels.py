@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The layers of a draft's level on a GPU: how near they are to reading their weights once.
+r"""Kernels on a GPU: how near they are to reading and writing once what they must.
 
-    python benchmarks/draft_layers.py --output layers.json
-    python benchmarks/draft_layers.py --hidden 4096 --rows 4 16
+    python benchmarks/kernels.py --output kernels.json
+    python benchmarks/kernels.py --hidden 4096 --rows 4 16 --requests 1 --contexts 512
 
 A level of a draft reads weights for a few rows, so that a layer's time is their bytes over the
 bandwidth, at best. Timed are, for bf16 weights of random numbers:
@@ -15,8 +15,15 @@ bandwidth, at best. Timed are, for bf16 weights of random numbers:
     gathered    the products of their rows with a request's four beams: --rows / 4 requests
     ranked      the best four of them
 
-Every launch is replayed from a CUDA graph with the L2 cache flushed before; times are medians, and
-GB/s are of the weights' bytes alone, or those of logits where nothing else is read.
+and of a step of --requests, each with a tree of --nodes, the root counted:
+
+    attention   of the heads of Llama-3-8B, bf16, K and V in scattered blocks of 16
+    admitted    the nodes verified of 12 per request, three of them: what it moves takes no time
+    loaded      hidden states and numbers that drafts start from
+
+Every launch is replayed from a CUDA graph with the L2 cache flushed before; times are medians. GB/s
+are of the weights' bytes alone, or those of logits where nothing else is read; of a step, of K and
+V once, queries and output, or of all that is read and written.
 """
 
 from __future__ import annotations
@@ -35,15 +42,22 @@ from shared_parts.arguments import integer, positive, results_file, script_parse
 from shared_parts.gpu import Gpu
 from torch import Tensor
 
-from vllm_redrafter.config import USUAL_CANDIDATES
+from vllm_redrafter.config import MAX_NODES, USUAL_CANDIDATES
 from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.tree.token_tree import TokenTree
+from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
 from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 from vllm_redrafter.triton_kernels.gather_dot import gather_dot
+from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
+from vllm_redrafter.triton_kernels.tree_attention import TreeAttention
 
 BEAMS, LENGTH = 4, 5
 VOCABULARY = 32_768
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+DRAFTED, ADMITTED = 12, 3
+"""Nodes per request."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +75,14 @@ class Timed:
 
 
 def measured(gpu: Gpu, options: argparse.Namespace) -> Iterator[Timed]:
-    """Each size of a level."""
+    """Each size of a level, then of a step."""
     for hidden, rows in product(options.hidden, options.rows):
         yield from of_weights(gpu, hidden, rows)
         yield from of_candidates(gpu, hidden, max(1, rows // BEAMS))
+    for sizes in product(options.requests, options.contexts, options.nodes):
+        yield of_attention(gpu, *sizes)
+    for requests, hidden in product(options.requests, options.hidden):
+        yield from between_graphs(gpu, requests, hidden)
 
 
 def of_weights(gpu: Gpu, hidden: int, rows: int) -> Iterator[Timed]:
@@ -119,6 +137,57 @@ def of_candidates(gpu: Gpu, hidden: int, requests: int) -> Iterator[Timed]:
         yield Timed(name, case, read, gpu.in_graph(launch))
 
 
+def of_attention(gpu: Gpu, requests: int, context: int, nodes: int) -> Timed:
+    """A step's attention in one layer, of binary trees."""
+    blocks, rows = -(-(context + nodes) // BLOCK_SIZE), requests * nodes
+    query = normal(gpu, rows, HEADS, HEAD_DIM)
+    keys, values = normal(gpu, 2, requests * blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    parents = ((torch.arange(nodes) - 1).clamp(min=0) // 2).expand(requests, -1)
+    trees = TokenTree(parents, parents, parents, torch.full((requests,), nodes))
+    given = {
+        "block_table": torch.randperm(requests * blocks).int().view(requests, -1),
+        "context_lens": torch.full((requests,), context, dtype=torch.int32),
+        "query_start_loc": torch.arange(requests + 1, dtype=torch.int32) * nodes,
+        "ancestors": trees.ancestors,
+    }
+    on_gpu = {name: of.to(gpu.device) for name, of in given.items()}
+    step = TreeAttention(**on_gpu, max_nodes=nodes, max_context_len=context)
+    out = torch.empty_like(query)
+    taken = gpu.in_graph(lambda: step.attend(query, keys, values, out))
+    cached = requests * (context + nodes) * 2 * KV_HEADS * HEAD_DIM * query.element_size()
+    case = f"{requests} x {context}, nodes {nodes}"
+    return Timed("attention", case, cached + 2 * query.nbytes, taken)
+
+
+def between_graphs(gpu: Gpu, requests: int, hidden: int) -> Iterator[Timed]:
+    """What is launched before the target's graph, and before the draft's."""
+    case, rows = f"{requests} requests, H {hidden}", requests * (1 + DRAFTED)
+    numbers = torch.arange(requests, device=gpu.device)
+    starts, ends = torch.zeros(2, requests + 1, dtype=torch.int32, device=gpu.device)
+    confidences = torch.rand(requests, 1 + DRAFTED, device=gpu.device)
+    scheduled = torch.tensor([[DRAFTED], [1]], dtype=torch.int32, device=gpu.device)
+    scheduled, budget = scheduled.repeat(1, requests), requests * ADMITTED
+
+    def admitted() -> None:
+        admit_nodes(confidences, numbers, scheduled, budget, requests + budget, starts, ends)
+
+    read = confidences.nbytes + numbers.nbytes + scheduled.nbytes
+    yield Timed("admitted", case, read + starts.nbytes + ends.nbytes, gpu.in_graph(admitted))
+    of_request, states = ends[1:], normal(gpu, rows, hidden)
+    temperatures, last = confidences[:, 0].contiguous(), numbers * (1 + DRAFTED)
+    end = StepEnd(numbers, last, starts, of_request, numbers, temperatures)
+    out = DraftInputs(
+        states[:requests].clone(),
+        *(part.clone() for part in (last, last, of_request, temperatures)),
+    )
+
+    def loaded() -> None:
+        load_drafts(end, [states], out, requests, requests)
+
+    moved = 2 * sum(part.nbytes for part in out)
+    yield Timed("loaded", case, moved, gpu.in_graph(loaded))
+
+
 def normal(gpu: Gpu, *size: int) -> Tensor:
     """bf16."""
     generator = torch.Generator(gpu.device).manual_seed(0)
@@ -148,6 +217,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--hidden", nargs="+", type=positive, default=[2048, 4096], help="(default 2048 4096)")
     rows = "at most 64 (default 4 16 64)"
     add("--rows", nargs="+", type=integer(1, MAX_ROWS), default=[4, 16, 64], help=rows)
+    add("--requests", nargs="+", type=positive, default=[1, 64], help="of a step (default 1 64)")
+    contexts = "keys of each (default 512 4096)"
+    add("--contexts", nargs="+", type=positive, default=[512, 4096], help=contexts)
+    nodes = "of a tree (default 1 4 13)"
+    add("--nodes", nargs="+", type=integer(1, MAX_NODES), default=[1, 4, 13], help=nodes)
     add("--repeats", type=positive, default=30, help="of each launch (default 30)")
     add("--output", type=results_file, help="write all figures to this JSON file")
     options = command.parse_args(argv)
