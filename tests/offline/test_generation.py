@@ -122,7 +122,7 @@ def shared_engine(
     engine = OfflineEngine(Target.open(target), settings)
 
     def again(_: Target, settings: GenerationSettings) -> OfflineEngine:
-        engine._settings, engine.in_flight = settings, settings.in_flight
+        engine._settings = settings
         return engine
 
     def generate(output: Path, settings: GenerationSettings) -> GenerationSummary:

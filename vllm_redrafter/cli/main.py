@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from vllm_redrafter.cli import data, training
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.options import TargetName, is_given, settings_as_options
+from vllm_redrafter.cli.options import OtherDrafter, TargetName, is_given, settings_as_options
 from vllm_redrafter.cli.serving_backend import require_mlx, serving_backend
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
@@ -41,13 +41,7 @@ def demo(
     target: Annotated[
         str | None, typer.Option(help="A folder or a hub id of a target instead of SmolLM2.")
     ] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="A drafter, a folder or a hub id, to use instead of the one that comes with the "
-            "package, which fits SmolLM2 alone."
-        ),
-    ] = None,
+    drafter: OtherDrafter = None,
 ) -> None:
     """Decode in vLLM without and with ReDrafter, and compare; in mlx-lm where vLLM is missing.
 
@@ -133,13 +127,7 @@ def trace(
     target: TargetName,
     prompt: Annotated[str, typer.Option(help="The question to answer.")],
     html: Annotated[Path, typer.Option(help="The page to write.")],
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="A drafter, a folder or a hub id, to use instead of the one that comes with the "
-            "package, which fits SmolLM2 alone."
-        ),
-    ] = None,
+    drafter: OtherDrafter = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer with.")] = 96,
 ) -> None:
     """Write a page that shows, step by step, what one greedy answer's drafts did.

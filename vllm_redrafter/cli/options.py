@@ -18,6 +18,14 @@ TargetName = Annotated[
     str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
 ]
 
+OtherDrafter = Annotated[
+    str | None,
+    typer.Option(
+        help="A drafter, a folder or a hub id, to use instead of the one that comes with the "
+        "package, which fits SmolLM2 alone."
+    ),
+]
+
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take (nested) settings dataclasses; each setting is an option."""

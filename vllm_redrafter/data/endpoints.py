@@ -103,7 +103,10 @@ class EndpointEngine:
         except BaseException:
             self.close()
             raise
-        self.in_flight = settings.in_flight * len(self._servers)
+
+    @property
+    def in_flight(self) -> int:
+        return max(1, len(self._servers)) * self._settings.in_flight
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         """See `TargetEngine`; ConfigError where no server is left, or one refuses a request."""
@@ -148,7 +151,6 @@ class EndpointEngine:
             except _Down as error:
                 if server in self._servers:
                     self._servers.remove(server)
-                    self.in_flight = max(1, len(self._servers)) * self._settings.in_flight
                     self._note(server, error)
             finally:
                 server.running -= 1

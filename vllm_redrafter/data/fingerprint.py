@@ -59,14 +59,14 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     )
 
 
-def target_fingerprint(target: str | Path, revision: str | None = None) -> str:
+def target_fingerprint(target: str | Path) -> str:
     """Which model this is: its architecture, and pieces of each of its weights files.
 
     The same files give the same fingerprint in any folder. Those of a hub id are fetched.
     ConfigError: no such model, or one without config.json or weights files.
     """
     name = str(target)
-    folder = _local_folder(name, revision)
+    folder = _local_folder(name)
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError) as error:
@@ -89,11 +89,11 @@ def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _local_folder(target: str, revision: str | None) -> Path:
+def _local_folder(target: str) -> Path:
     path = Path(target).expanduser()
     if path.is_dir():
         return path
-    check_within_reach(target, "target", revision)
+    check_within_reach(target, "target")
     from huggingface_hub import snapshot_download
 
     try:
@@ -101,7 +101,6 @@ def _local_folder(target: str, revision: str | None) -> Path:
             folder = Path(
                 snapshot_download(
                     target,
-                    revision=revision,
                     allow_patterns=["*.json", pattern],
                     ignore_patterns=["*/*", OTHER_FORMAT],
                 )

@@ -18,9 +18,9 @@ from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.offline.llm import (
     EngineRequest,
     failures_while,
-    memory_arguments,
     run_requests,
     start_llm,
+    worker_arguments,
 )
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.processor import advice_on
@@ -70,10 +70,8 @@ def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any
         )
     return {
         **of_options,
-        # Not in this process: a worker binds threads and memory of the one it is in.
-        "distributed_executor_backend": "mp",
         "disable_log_stats": drafter is None,
-        **memory_arguments(settings.engine.tensor_parallel_size),
+        **worker_arguments(settings.engine.tensor_parallel_size),
         **_prefill_arguments(target, settings),
         **further,
     }
@@ -99,7 +97,7 @@ class OfflineEngine:
     """The target in vLLM: a `TargetEngine`; ConfigError where it cannot start."""
 
     def __init__(self, target: Target, settings: GenerationSettings) -> None:
-        self._settings, self.in_flight = settings, settings.in_flight
+        self._settings = settings
         arguments = engine_arguments(target.name, settings)
         self._llm = start_llm(target.name, ends_with_this_process=True, **arguments)
         model = self._llm.llm_engine.model_config
@@ -107,8 +105,11 @@ class OfflineEngine:
         # How to make it faster, where vLLM computes on the processor and could be.
         self.advice = advice_on(model.dtype) if current_platform.is_cpu() else None
 
-    def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
+    @property
+    def in_flight(self) -> int:
+        return self._settings.in_flight
 
+    def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         def next_request() -> EngineRequest | None:
             if not waiting:
                 return None

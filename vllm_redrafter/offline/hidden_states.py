@@ -35,10 +35,10 @@ from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.offline.llm import (
     EngineRequest,
     failures_while,
-    memory_arguments,
     run_requests,
     start_llm,
     start_of,
+    worker_arguments,
 )
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -47,17 +47,6 @@ WRITING_SECONDS = 300.0
 
 BATCHED_TOKENS = 8192
 """Tokens of a step: where prompts are not read in parts, at least the longest."""
-
-_OUR_OWN = (
-    "model",
-    "speculative_config",
-    "kv_transfer_config",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "max_model_len",
-    "dtype",
-    "tensor_parallel_size",
-)
 
 
 class HiddenStatesEngine:
@@ -83,38 +72,32 @@ class HiddenStatesEngine:
         if current_platform.is_cpu():
             connector["kv_connector"] = _CpuHiddenStatesConnector.__name__
             connector["kv_connector_module_path"] = __name__
-        extra = settings.engine.further_arguments()
-        if taken := sorted(extra.keys() & set(_OUR_OWN)):
-            raise ConfigError(f"--engine-args: capture itself decides about {', '.join(taken)}")
-        arguments: dict[str, Any] = {
-            "max_num_seqs": settings.in_flight,
-            "max_num_batched_tokens": max(longest + 1, BATCHED_TOKENS),
-            # Not in this process: a worker binds threads and memory of the one it is in.
-            "distributed_executor_backend": "mp",
-            **memory_arguments(settings.engine.tensor_parallel_size),
-            **extra,
-        }
-        _check_hands_out_states(target, settings.dtype, extra)
-        self._llm = start_llm(
-            target,
-            ends_with_this_process=True,
-            dtype=settings.dtype,
-            tensor_parallel_size=settings.engine.tensor_parallel_size,
-            # One token more: vLLM answers every prompt.
-            max_model_len=longest + 1,
-            enable_prefix_caching=False,
-            enable_chunked_prefill=False,
-            speculative_config={
+        # What goes into the layer behind each.
+        read = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [*layers]}}
+        own: dict[str, Any] = {
+            "dtype": settings.dtype,
+            "tensor_parallel_size": settings.engine.tensor_parallel_size,
+            "max_model_len": longest + 1,  # vLLM answers every prompt
+            "enable_prefix_caching": False,
+            "enable_chunked_prefill": False,
+            "speculative_config": {
                 "method": "extract_hidden_states",
                 "num_speculative_tokens": 1,
-                "draft_model_config": {
-                    # What goes into the layer behind each.
-                    "hf_config": {"eagle_aux_hidden_state_layer_ids": [*layers]}
-                },
+                "draft_model_config": read,
             },
-            kv_transfer_config=connector,
-            **arguments,
-        )
+            "kv_transfer_config": connector,
+        }
+        extra = settings.engine.further_arguments()
+        if taken := sorted(extra.keys() & {"model", *own}):
+            raise ConfigError(f"--engine-args: capture itself decides about {', '.join(taken)}")
+        usual = {
+            "max_num_seqs": settings.in_flight,
+            "max_num_batched_tokens": max(longest + 1, BATCHED_TOKENS),
+            **worker_arguments(settings.engine.tensor_parallel_size),
+        }
+        _check_hands_out_states(target, settings.dtype, extra)
+        arguments = usual | own | extra
+        self._llm = start_llm(target, ends_with_this_process=True, **arguments)
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
         """From (a name, tokens) to (the name, states), in any order.

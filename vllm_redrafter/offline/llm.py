@@ -75,17 +75,19 @@ def _core_in_this_process() -> Iterator[None]:
         del os.environ[name]
 
 
-def memory_arguments(workers: int) -> dict[str, Any]:
-    """Arguments with which a CPU engine of so many workers takes of the memory what is free.
+def worker_arguments(workers: int) -> dict[str, Any]:
+    """Arguments with which so many workers are processes; on a CPU they take what memory is free.
 
-    Else it asks for 0.92 of all, and does not start beside programs that have more than the rest.
-    VLLM_CPU_KVCACHE_SPACE and `--engine-args` go before.
+    Else a CPU engine asks for 0.92 of all, and does not start beside programs that have more than
+    the rest. VLLM_CPU_KVCACHE_SPACE and `--engine-args` go before.
     """
+    # A worker binds threads and memory of the process that it is in.
+    apart = {"distributed_executor_backend": "mp"}
     if not current_platform.is_cpu():
-        return {}
+        return apart
     free = psutil.virtual_memory().available / current_platform.get_device_total_memory()
     share = min(CPU_MEMORY_SHARE * free, CPU_MOST_MEMORY) / workers
-    return {"gpu_memory_utilization": share}
+    return {**apart, "gpu_memory_utilization": share}
 
 
 class EngineRequest(NamedTuple):
@@ -122,7 +124,6 @@ def decode_all(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     in_flight: int,
-    on_finished: Callable[[], None] = lambda: None,
 ) -> list[list[list[int]]]:
     """Decode all prompts greedily, `in_flight` at a time: per prompt and step, the tokens."""
     params = SamplingParams(
@@ -138,6 +139,4 @@ def decode_all(
             tokens = list(output.outputs[0].token_ids)
             if tokens:
                 steps[int(output.request_id)].append(tokens)
-            if output.finished:
-                on_finished()
     return steps

@@ -12,9 +12,9 @@ from vllm_redrafter.engine.cuda.schedule import (
     USUAL_RIDGE,
     apply_default_schedule,
     default_schedule,
+    lengths_of_drafts,
     ridge_of,
 )
-from vllm_redrafter.engine.cuda.speculator import lengths_of_drafts
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.names import METHOD
 

@@ -77,11 +77,7 @@ def run_demo(
     if target is None:
         target = str(folder / NAME)
         get_target(folder / NAME, console)
-    checkpoint = Checkpoint.open(drafter or str(shipped_drafter(NAME)))
-    opened = Target.open(target)
-    misfits = misfits_of(checkpoint.head, opened.config)
-    require_fit(f"the drafter {checkpoint.model!r}", target, misfits)
-
+    opened, speculation = pair_of(target, drafter)
     decode: Decode = partial(decode_in_vllm, folder)
     engine, levels, dtype = "vLLM", LEVELS, str(fast_dtype()).removeprefix("torch.")
     if backend == "mlx":
@@ -90,8 +86,6 @@ def run_demo(
         decode, engine, levels, dtype = decode_in_mlx, "mlx-lm", [1], DTYPE
     prompts = prompts_of(opened, PROMPTS)
     rounds = [each for level in levels for each in _rounds(level, prompts)]
-    speculation = {"num_speculative_tokens": MAX_NODES, **shape_of(checkpoint.values)}
-    speculation["model"] = os.path.expanduser(checkpoint.model)
     plain, drafted = (
         _timed(
             decode,
@@ -110,6 +104,20 @@ def run_demo(
     for question, steps in zip(PROMPTS, drafted[0].answers, strict=True):
         _print_answer(console, opened.tokenizer, question, steps)
     console.print(f"\nThe target and the engines' logs are in {folder}")
+
+
+def pair_of(target: str, drafter: str | None) -> tuple[Target, dict[str, Any]]:
+    """A target, and the speculative config of its drafter, or of the shipped one.
+
+    Raises:
+        ConfigError: the drafter does not fit.
+    """
+    checkpoint = Checkpoint.open(drafter or str(shipped_drafter(NAME)))
+    opened = Target.open(target)
+    misfits = misfits_of(checkpoint.head, opened.config)
+    require_fit(f"the drafter {checkpoint.model!r}", target, misfits)
+    speculation = {"num_speculative_tokens": MAX_NODES, **shape_of(checkpoint.values)}
+    return opened, speculation | {"model": os.path.expanduser(checkpoint.model)}
 
 
 def prompts_of(target: Target, questions: Sequence[str]) -> list[list[int]]:

@@ -10,12 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
-from vllm_redrafter.checkpoints.reading import Checkpoint, shape_of
-from vllm_redrafter.checkpoints.shipped import shipped_drafter
-from vllm_redrafter.cli.demo.smollm2 import MAX_NODES, NAME
+from vllm_redrafter.cli.demo.smollm2 import pair_of
 from vllm_redrafter.data.chat_template import ChatTemplate
-from vllm_redrafter.data.target import Target
 from vllm_redrafter.drafting.recorder import RecordedStep
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
@@ -35,16 +31,11 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     check_writable(html, "--html")
     if not prompt.strip():
         raise ConfigError(f"--prompt {prompt!r} has no text; give a question of at least one word")
-    checkpoint = Checkpoint.open(drafter or str(shipped_drafter(NAME)))
-    opened = Target.open(target)
-    misfits = misfits_of(checkpoint.head, opened.config)
-    require_fit(f"the drafter {checkpoint.model!r}", target, misfits)
+    opened, speculation = pair_of(target, drafter)
     tokens = prompt_tokens(opened.tokenizer, prompt)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
 
-    speculation = {"num_speculative_tokens": MAX_NODES, **shape_of(checkpoint.values)}
-    speculation["model"] = os.path.expanduser(checkpoint.model)
     dtype = str(fast_dtype()).removeprefix("torch.")
     llm = start_recordable(target, speculation, dtype, len(tokens), max_tokens)
     answer, steps = record_answer(llm, tokens, max_tokens)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from vllm_redrafter.budget.planner import draft_lengths
 from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
 from vllm_redrafter.engine.speculation import Settings
+from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils import names
 
 if TYPE_CHECKING:
@@ -153,3 +155,26 @@ def _ridge_here() -> int:
 
     # Elsewhere, under the interpreter, no name identifies a GPU.
     return ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")
+
+
+def lengths_of_drafts(
+    vllm_config: VllmConfig, shape: SearchShape, fixed: bool, matches: bool = False
+) -> tuple[int, ...]:
+    """The levels that drafts may search, ascending, up to those of `shape`.
+
+    `fixed`: the schedule, not a budget, says how many nodes are verified. `matches`: a budget may
+    choose matches alone.
+    """
+    longest = shape.beam_length
+    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        return (longest,)  # Each length is compiled when its graph is captured.
+    lengths = draft_lengths(longest)
+    if not fixed:
+        return (0, *lengths) if matches else lengths
+    wanted = {length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
+    return tuple(sorted(wanted | {longest}))
+
+
+def length_for(lengths: Sequence[int], nodes: int) -> int:
+    """The shortest of ascending lengths that has all levels of any tree of so many nodes."""
+    return next((length for length in lengths if length >= nodes), lengths[-1])

@@ -7,7 +7,7 @@ length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_redrafter.budget.planner import draft_lengths
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
@@ -36,7 +35,7 @@ from vllm_redrafter.engine.cuda.draft_search import DraftSearch
 from vllm_redrafter.engine.cuda.graph_manager import DraftGraphManager
 from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence
 from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
-from vllm_redrafter.engine.cuda.schedule import nodes_by_batch_size
+from vllm_redrafter.engine.cuda.schedule import length_for, lengths_of_drafts
 from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.speculation import Settings
@@ -308,7 +307,7 @@ class TreeSpeculator(BaseSpeculator):
             profiled = None if budget is None else budget.profiled_length
             return self.lengths[-1] if profiled is None else profiled
         nodes = num_speculative_tokens or self.config.num_speculative_tokens
-        most = _length_for(self.lengths, nodes)
+        most = length_for(self.lengths, nodes)
         return most if budget is None else budget.next_length(most)
 
     def _no_draft(self, input_batch: InputBatch, temperature: Tensor, verified: int) -> Tensor:
@@ -381,29 +380,6 @@ class TreeSpeculator(BaseSpeculator):
 
 def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in tensors.items()}
-
-
-def lengths_of_drafts(
-    vllm_config: VllmConfig, shape: SearchShape, fixed: bool, matches: bool = False
-) -> tuple[int, ...]:
-    """The levels that drafts may search, ascending, up to those of `shape`.
-
-    `fixed`: the schedule, not a budget, says how many nodes are verified. `matches`: a budget may
-    choose matches alone.
-    """
-    longest = shape.beam_length
-    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
-        return (longest,)  # Each length is compiled when its graph is captured.
-    lengths = draft_lengths(longest)
-    if not fixed:
-        return (0, *lengths) if matches else lengths
-    wanted = {_length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
-    return tuple(sorted(wanted | {longest}))
-
-
-def _length_for(lengths: Sequence[int], nodes: int) -> int:
-    """The shortest of ascending lengths that has all levels of any tree of so many nodes."""
-    return next((length for length in lengths if length >= nodes), lengths[-1])
 
 
 def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
