@@ -37,7 +37,7 @@ class BigramHead(DraftHead):
     def start(self, condition, embedded):
         return embedded
 
-    def advance(self, state, embedded):
+    def advance(self, state, embedded, depth):
         return embedded
 
     def features(self, condition, state):

@@ -93,8 +93,8 @@ def test_the_large_drafter_has_the_logits_of_the_small_one(small: Path, large: P
         embed = model.get_input_embeddings()
         condition = head.condition(hidden)
         state = head.start(condition, embed(tokens))
-        first = head.logits(condition, state)
-        second = head.logits(condition, head.advance(state, embed(tokens)))
+        first = head.logits(condition, state, 0)
+        second = head.logits(condition, head.advance(state, embed(tokens), 1), 1)
         selected = head.vocabulary_layer(head.base_features(condition, state, 3))
         found.append((first, second, selected))
     for expected, logits in zip(*found, strict=True):

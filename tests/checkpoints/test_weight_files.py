@@ -3,15 +3,12 @@
 
 import json
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
-from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vllm_redrafter.checkpoints import drafter_files, weight_files
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -44,7 +41,7 @@ def write_shards(folder: Path, index: str = SAFE_INDEX) -> None:
     (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "drafter.pt"])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_one_file(tmp_path: Path, name: str) -> None:
     save(WEIGHTS, tmp_path / name)
     assert_equal(read(tmp_path), WEIGHTS)
@@ -59,27 +56,17 @@ def test_shards_are_read_and_safetensors_come_before_pickles(tmp_path: Path) -> 
         assert len(find_weights(str(tmp_path))) == 2
         assert_equal(read(tmp_path), WEIGHTS)
         torch.save({}, tmp_path / "pytorch_model.bin")
-        torch.save({}, tmp_path / "drafter.pt")
     save_file({"a": WEIGHTS["a"]}, tmp_path / "model.safetensors")
     assert_equal(read(tmp_path), {"a": WEIGHTS["a"]})
 
 
-def test_pickled_tensors_that_share_memory_come_apart(tmp_path: Path) -> None:
-    whole = torch.arange(6.0).reshape(2, 3)
-    stored = {"a": nn.Parameter(whole), "tied": whole, "b": whole.T, "c": whole[:, 1]}
-    torch.save(stored, tmp_path / "x.pt")
-    found = read(tmp_path)
-    assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in found.values())
-    save_file(found, tmp_path / "model.safetensors")  # refuses shared memory
-    assert_equal(read(tmp_path), stored)
+def test_pickled_parameters_are_read_as_tensors(tmp_path: Path) -> None:
+    torch.save({"a": nn.Parameter(WEIGHTS["a"])}, tmp_path / "pytorch_model.bin")
+    assert not read(tmp_path)["a"].requires_grad
 
 
-def test_other_numbers_of_files_than_one_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no weights; looked for model\.safetensors"):
-        find_weights(str(tmp_path))
-    for name in ("b.pt", "a.pt"):
-        torch.save(WEIGHTS, tmp_path / name)
-    with pytest.raises(ConfigError, match=r"which of a\.pt, b\.pt holds the weights\?"):
+def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no model\.safetensors or .*; give the file"):
         find_weights(str(tmp_path))
 
 
@@ -124,7 +111,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, name: str, kept: int) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (nn.Linear(1, 1), r"x\.pt: not readable as a state dict of tensors"),
+        (nn.Linear(1, 1), r"model\.bin: not readable as a state dict of tensors"),
         ([WEIGHTS["a"]], "expected a state dict, got list"),
         ({**WEIGHTS, "model": dict(WEIGHTS), "step": 3}, "but 'model', 'step' is none"),
         ({"model": torch.eye(2).to_sparse(), "step": "3"}, "but 'model', 'step' is none"),
@@ -132,25 +119,6 @@ def test_a_truncated_file_is_named(tmp_path: Path, name: str, kept: int) -> None
     ids=["module", "list", "nested", "sparse"],
 )
 def test_a_pickle_of_other_things_is_refused(tmp_path: Path, content: object, message: str) -> None:
-    torch.save(content, tmp_path / "x.pt")
+    torch.save(content, tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=message):
         read(tmp_path)
-
-
-def test_a_lone_pickle_of_a_hub_repository_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.save(WEIGHTS, tmp_path / "drafter.pt")
-
-    def download(repo: str, name: str, revision: str | None = None) -> str:
-        if name != "drafter.pt":
-            raise EntryNotFoundError("404")
-        return str(tmp_path / name)
-
-    listed = Mock(return_value=["README.md", "drafter.pt", "runs/optimizer.pt"])
-    monkeypatch.setattr(drafter_files, "hf_hub_download", download)
-    monkeypatch.setattr(weight_files, "list_repo_files", listed)
-    assert_equal(read_weights(find_weights("org/drafter")), WEIGHTS)
-    listed.side_effect = ConnectionError("refused")
-    with pytest.raises(ConfigError, match=r"'org/drafter': .*hub .*its files: refused"):
-        find_weights("org/drafter")

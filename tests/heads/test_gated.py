@@ -61,9 +61,11 @@ def test_states_and_logits_are_the_formulas(config: GatedConfig) -> None:
     state = head.start(head.condition(hidden), first)
     expected = plain_step(tensors, hidden, first)
     torch.testing.assert_close(state, expected)
-    torch.testing.assert_close(head.advance(state, second), plain_step(tensors, expected, second))
+    torch.testing.assert_close(
+        head.advance(state, second, 1), plain_step(tensors, expected, second)
+    )
     expected = plain_logits(tensors, hidden, config.num_draft_layers)
-    torch.testing.assert_close(head.logits(hidden, hidden), expected)
+    torch.testing.assert_close(head.logits(hidden, hidden, 0), expected)
 
 
 def test_sizes_that_it_does_not_have_are_refused() -> None:
@@ -83,7 +85,7 @@ def test_nothing_but_zeros_gives_numbers() -> None:
     """Engines rehearse on them; and so begins a training on padding."""
     head = GatedHead(GatedConfig(V, H))
     zeros = torch.zeros(R, H, requires_grad=True)
-    logits = head.logits(zeros, head.start(zeros, zeros))
+    logits = head.logits(zeros, head.start(zeros, zeros), 0)
     logits.sum().backward()
     assert logits.isfinite().all()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())

@@ -52,8 +52,8 @@ def test_half_precision_is_near_and_stays_half(
     assert condition.dtype == state.dtype == logits.dtype == dtype
     torch_condition = expected.condition(torch_hidden)
     torch_state = expected.start(torch_condition, torch_embedded)
-    torch_state = expected.advance(torch_state, torch_embedded)
-    torch_logits = expected.logits(torch_condition, torch_state)
+    torch_state = expected.advance(torch_state, torch_embedded, 1)
+    torch_logits = expected.logits(torch_condition, torch_state, 1)
     error = (values(logits) - torch_logits).square().mean()
     assert error < 1e-3 * torch_logits.square().mean()
     # Unused tokens have embeddings of zeros.

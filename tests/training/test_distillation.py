@@ -73,7 +73,9 @@ def states_from(
     for position in range(start + 1, min(start + L + 1, T)):
         embedded = target.embedded[row, position]
         states.append(
-            drafter.advance(states[-1], embedded) if states else drafter.start(condition, embedded)
+            drafter.advance(states[-1], embedded, len(states))
+            if states
+            else drafter.start(condition, embedded)
         )
     return states
 
@@ -98,7 +100,7 @@ def naive_loss(
             label = start + 2 + index
             if label >= T or not batch.generated[row, start + 1 : label + 1].all():
                 continue
-            logits = drafter.logits(drafter.condition(target.hidden[row, start]), state)
+            logits = drafter.logits(drafter.condition(target.hidden[row, start]), state, 0)
             t = taught(kind, batch, target, row, label)[kept]
             sums[index] = sums[index] + (torch.xlogy(t, t) - t * logits.log_softmax(-1)).sum()
     return torch.stack(sums)

@@ -14,15 +14,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vllm_redrafter.checkpoints.acceptance import ENTRY
-from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
-from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
-from vllm_redrafter.checkpoints.tensors import (
-    DRAFT_TO_TARGET,
-    check_draft_vocabulary,
-    check_tensors,
-    own_names,
+from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, resolve_file
+from vllm_redrafter.checkpoints.reading import (
+    build_drafter,
+    drafter_values,
+    shape_of,
+    verifier_of,
 )
-from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
+from vllm_redrafter.checkpoints.tensors import check_tensors, own_tensors
+from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights, written
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import NAMES, heads, written_types
@@ -136,18 +136,14 @@ def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
 
 def _read(source: str) -> _Source:
     """Read and check everything, so that only a full disk can stop the writing."""
-    values = read_config(source)
+    values = drafter_values(source)
     head = _head_of(source, values)
     paths = find_weights(source)
-    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
-    loaded = read_weights(paths)
-    tensors = {own: loaded[name] for own, name in own_names(where, head, loaded).items()}
+    where = written(paths)
+    tensors = own_tensors(where, head, values, read_weights(paths))
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, head, values, shapes)
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
-    check_tensors(where, config, shapes, dtypes)
-    if config.draft_vocab_size is not None:
-        check_draft_vocabulary(where, tensors[DRAFT_TO_TARGET], config.vocab_size)
+    check_tensors(where, config, tensors)
     notes = [f"read {', '.join(path.name for path in paths)}", *derived]
     records = {entry: values[entry] for entry in RECORDS if values.get(entry) is not None}
     return _Source(config, tensors, verifier_of(values), shape_of(values), records, notes)

@@ -67,14 +67,3 @@ def read_config(model: str, revision: str | None = None, what: str = "drafter") 
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(values).__name__}")
     return values
-
-
-def weights_path(model: str, revision: str | None = None) -> Path:
-    """A checkpoint's model.safetensors, or a ConfigError."""
-    path = resolve_file(model, WEIGHTS_FILE, revision)
-    if path is None:
-        raise ConfigError(
-            f"{model!r}: the checkpoint has no {WEIGHTS_FILE}; where it has other weights, "
-            "`vllm-redrafter convert` makes one"
-        )
-    return path

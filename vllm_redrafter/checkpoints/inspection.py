@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
-from safetensors import safe_open
+from torch import Tensor
 
 from vllm_redrafter.checkpoints.fit import misfits_of
 from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
+from vllm_redrafter.checkpoints.weight_files import read_weights
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
@@ -73,8 +74,8 @@ class Inspection:
 def inspect_checkpoint(model: str) -> Inspection:
     """Read and check what a checkpoint says of itself."""
     found = Checkpoint.open(model).checked()
-    with safe_open(found.weights, framework="pt") as file:
-        tensors = [_header(file, name) for name in sorted(file.keys())]
+    read = read_weights(found.weights)
+    tensors = [_header(name, read[name]) for name in sorted(read)]
     return Inspection(
         model,
         found.head,
@@ -143,13 +144,9 @@ def _notes(config: HeadConfig) -> Iterator[str]:
         yield f"advice: {config.advice}"
 
 
-def _header(file: Any, name: str) -> _TensorHeader:
-    header = file.get_slice(name)
-    # No rows: a tensor that knows its dtype and has read nothing.
-    empty = header[:0]
-    shape = list(header.get_shape())
-    dtype = str(empty.dtype).removeprefix("torch.")
-    return _TensorHeader(name, shape, dtype, prod(shape) * empty.element_size())
+def _header(name: str, tensor: Tensor) -> _TensorHeader:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return _TensorHeader(name, list(tensor.shape), dtype, tensor.nbytes)
 
 
 def _say(console: Console, text: str) -> None:

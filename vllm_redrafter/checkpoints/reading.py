@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a drafter's checkpoint: config.json and model.safetensors of a folder or hub id."""
+"""Reading a drafter's checkpoint: config.json and safetensors of a folder or hub id."""
 
 from __future__ import annotations
 
@@ -10,26 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from vllm_redrafter.checkpoints.acceptance import PerSampling, acceptance_of
-from vllm_redrafter.checkpoints.drafter_files import (
-    CONFIG_FILE,
-    UNREADABLE,
-    read_config,
-    weights_path,
-)
-from vllm_redrafter.checkpoints.tensors import (
-    DRAFT_TO_TARGET,
-    check_draft_vocabulary,
-    check_tensors,
-    own_names,
-)
+from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config
+from vllm_redrafter.checkpoints.published_config import MODEL_TYPE, own_values
+from vllm_redrafter.checkpoints.tensors import check_tensors, own_tensors
+from vllm_redrafter.checkpoints.weight_files import SERVED, find_weights, read_weights, written
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import build_head, head_config, heads, written_types
-from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.errors import ConfigError
 
 SHAPE_KEYS = {
     "num_speculative_tokens": "speculative_tokens",
@@ -38,10 +28,6 @@ SHAPE_KEYS = {
     "candidates": "candidates",
 }
 """Names of `ReDrafterConfig`, and those in a checkpoint's proposal method."""
-
-DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-DTYPES |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
-"""Names of dtypes in a header of safetensors, and torch's; those that a drafter may have."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +46,7 @@ class Checkpoint:
     @classmethod
     def open(cls, model: str, revision: str | None = None) -> Checkpoint:
         """Read a config.json; a ConfigError where there is no ReDrafter's."""
-        return cls.of(model, revision, read_config(model, revision))
+        return cls.of(model, revision, drafter_values(model, revision))
 
     @classmethod
     def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
@@ -72,35 +58,38 @@ class Checkpoint:
             raise ConfigError(f"{model}: {error}") from error
 
     @cached_property
-    def weights(self) -> Path:
-        return weights_path(self.model, self.revision)
+    def weights(self) -> list[Path]:
+        """model.safetensors, or its shards."""
+        return find_weights(self.model, self.revision, SERVED)
 
     def checked(self) -> Checkpoint:
         """This one, its tensors checked by name and shape; a ConfigError lists what is wrong."""
-        path, head = self.weights, self.head
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = own_names(str(path), heads()[head.model_type], file.keys())
-                headers = {own: file.get_slice(name) for own, name in names.items()}
-                shapes = {own: header.get_shape() for own, header in headers.items()}
-                dtypes = {
-                    own: DTYPES.get(h.get_dtype(), h.get_dtype()) for own, h in headers.items()
-                }
-                check_tensors(str(path), head, shapes, dtypes)
-                # Not before: a file may hold a map of any size.
-                if head.draft_vocab_size is not None:
-                    d2t = file.get_tensor(names[DRAFT_TO_TARGET])
-                    check_draft_vocabulary(str(path), d2t, head.vocab_size)
-        except UNREADABLE as error:
-            raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
+        self._tensors()
         return self
 
-    def load(self, dtype: torch.dtype = torch.float32) -> DraftHead:
-        """The drafter in a dtype, checked; a ConfigError where weights are NaN or infinite."""
-        self.checked()
-        drafter = build_drafter(self.head, load_file(self.weights), dtype)
-        _check_finite(str(self.weights), drafter, dtype)
+    def load(
+        self, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> DraftHead:
+        """The drafter in a dtype, checked; a ConfigError where weights are NaN or infinite.
+
+        Tensors go to the device one at a time; None leaves them where the files are mapped.
+        """
+        tensors = {name: _to(t, dtype, device) for name, t in self._tensors().items()}
+        drafter = build_drafter(self.head, tensors)
+        _check_finite(written(self.weights), drafter, dtype)
         return drafter
+
+    def _tensors(self) -> dict[str, Tensor]:
+        where, kind = written(self.weights), heads()[self.head.model_type]
+        tensors = own_tensors(where, kind, self.values, read_weights(self.weights))
+        check_tensors(where, self.head, tensors)
+        return tensors
+
+
+def drafter_values(model: str, revision: str | None = None) -> dict[str, Any]:
+    """A drafter's config.json, a published speculator's in our words; ConfigError where unread."""
+    values = read_config(model, revision)
+    return own_values(values, model) if values.get("model_type") == MODEL_TYPE else values
 
 
 def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
@@ -134,19 +123,18 @@ def _check_finite(where: str, drafter: DraftHead, dtype: torch.dtype) -> None:
             )
 
 
-def build_drafter(
-    config: HeadConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
-) -> DraftHead:
-    """A drafter for inference of checked tensors by any of their names, in a dtype or their own."""
+def build_drafter(config: HeadConfig, tensors: Mapping[str, Tensor]) -> DraftHead:
+    """A drafter for inference of checked tensors by our names."""
     with torch.device("meta"):
         drafter = build_head(config)
-    own_name = heads()[config.model_type].own_name
-    converted = {
-        own_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
-        for name, tensor in tensors.items()
-    }
-    drafter.load_state_dict(converted, assign=True)
+    drafter.load_state_dict({name: _to(t) for name, t in tensors.items()}, assign=True)
     return drafter.eval().requires_grad_(False)
+
+
+def _to(
+    tensor: Tensor, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Tensor:
+    return tensor.to(device, dtype if tensor.is_floating_point() else torch.int64)
 
 
 def verifier_of(config: Mapping[str, Any]) -> str | None:

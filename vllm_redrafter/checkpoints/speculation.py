@@ -54,6 +54,8 @@ def _with_drafter(
     checkpoint: Checkpoint, given: Mapping[str, Any], shape: dict[str, Any], owner: str
 ) -> ReDrafterConfig:
     head = checkpoint.head
+    if head.max_beam_length is not None and "beam_length" not in shape:
+        shape["beam_length"] = min(ReDrafterConfig.beam_length, head.max_beam_length)
     usual = USUAL_CANDIDATES if head.selected_depths else 0
     recorded = usual if "candidates" in given else shape.pop("candidates", usual)
     config = ReDrafterConfig(**shape)
@@ -61,7 +63,7 @@ def _with_drafter(
     if "candidates" not in given and config.beam_length <= 1 + head.selected_depths:
         is_enough = not 0 < recorded < config.beam_width
         config = replace(config, candidates=recorded if is_enough else USUAL_CANDIDATES)
-    head.require_candidates(owner, config.beam_length, config.candidates)
+    head.require_beam_length(owner, config.beam_length, config.candidates)
     return config
 
 

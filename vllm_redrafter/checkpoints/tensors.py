@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,44 +18,59 @@ _FLOATS = ("float32", "bfloat16", "float16", "float64")
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
-def own_names(where: str, head: type[DraftHead], names: Iterable[str]) -> dict[str, str]:
-    """From our names of tensors to a file's; a ConfigError where a file has one twice."""
-    found: dict[str, str] = {}
-    for name in names:
-        own = head.own_name(name)
-        if own in found:
-            raise ConfigError(f"{where}: {found[own]} and {name} are the same tensor; keep one")
-        found[own] = name
-    return found
+def own_tensors(
+    where: str, head: type[DraftHead], values: Mapping[str, Any], loaded: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """A file's tensors by our names; `values` are config.json's.
+
+    A ConfigError where tensors under several names are not the one that they should be.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for name, tensor in loaded.items():
+        own, part = head.own_part(name, values)
+        parts = found.setdefault(own, {})
+        like = loaded[parts.setdefault(part, name)]
+        is_same = tensor is like or (tensor.dtype == like.dtype and torch.equal(tensor, like))
+        if not is_same or tensor.shape != loaded[next(iter(parts.values()))].shape:
+            raise ConfigError(
+                f"{where}: {', '.join(dict.fromkeys([*parts.values(), name]))} are one tensor, "
+                f"{own}, and differ: take the checkpoint as it was published, or keep the right one"
+            )
+    return {
+        own: _joined([loaded[parts[part]] for part in sorted(parts)])
+        for own, parts in found.items()
+    }
 
 
-def check_tensors(
-    where: str,
-    config: HeadConfig,
-    shapes: Mapping[str, list[int]],
-    dtypes: Mapping[str, str],
-) -> None:
-    """Check a file's header against a drafter's sizes; a ConfigError lists all differences.
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    rows = parts[0].shape or (1,)
+    return parts[0] if len(parts) == 1 else torch.cat([part.reshape(rows) for part in parts])
 
-    `shapes` and `dtypes`, by torch's names such as `bfloat16`, are those of all tensors by our
-    names. `where` is what messages call the file.
+
+def check_tensors(where: str, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Check a file's tensors against a drafter's sizes; a ConfigError lists all differences.
+
+    `where` is what messages call the file.
     """
     with torch.device("meta"):
         expected = {name: list(t.shape) for name, t in build_head(config).state_dict().items()}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     problems = [f"missing {name}" for name in expected if name not in shapes]
     problems += [f"unknown {name}" for name in shapes if name not in expected]
     problems += [
-        f"{name} has shape {list(shapes[name])}, config.json asks for {want}"
+        f"{name} has shape {shapes[name]}, config.json asks for {want}"
         for name, want in expected.items()
-        if name in shapes and list(shapes[name]) != want
+        if name in shapes and shapes[name] != want
     ]
     if problems:
         raise ConfigError(f"{where} does not fit its config.json: {'; '.join(problems)}")
-    _check_dtypes(where, dtypes)
+    _check_dtypes(where, tensors)
+    if config.draft_vocab_size is not None:
+        _check_draft_vocabulary(where, tensors[DRAFT_TO_TARGET], config.vocab_size)
 
 
-def check_draft_vocabulary(where: str, d2t: Tensor, vocab_size: int) -> None:
-    """Check that d2t, which has passed `check_tensors`, names tokens of the target once each."""
+def _check_draft_vocabulary(where: str, d2t: Tensor, vocab_size: int) -> None:
+    """Check that d2t names tokens of the target once each."""
     tokens = torch.arange(len(d2t)) + d2t.long()
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside):
@@ -66,14 +82,11 @@ def check_draft_vocabulary(where: str, d2t: Tensor, vocab_size: int) -> None:
         raise ConfigError(f"{where}: d2t names a token of the target twice")
 
 
-def _check_dtypes(path: str, found: Mapping[str, str]) -> None:
-    if found.get(DRAFT_TO_TARGET, _INTEGERS[0]) not in _INTEGERS:
-        raise ConfigError(f"{path}: d2t must hold integers, has {found[DRAFT_TO_TARGET]}")
-    if wrong := [
-        f"{name} is {dtype}"
-        for name, dtype in found.items()
-        if name != DRAFT_TO_TARGET and dtype not in _FLOATS
-    ]:
+def _check_dtypes(path: str, tensors: Mapping[str, Tensor]) -> None:
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+    if (of_map := dtypes.pop(DRAFT_TO_TARGET, _INTEGERS[0])) not in _INTEGERS:
+        raise ConfigError(f"{path}: d2t must hold integers, has {of_map}")
+    if wrong := [f"{name} is {dtype}" for name, dtype in dtypes.items() if dtype not in _FLOATS]:
         raise ConfigError(
             f"{path}: weights must be {', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, but "
             f"{'; '.join(wrong)}: take the checkpoint as it was before it was quantised"

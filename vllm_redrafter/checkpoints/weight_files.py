@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's weights in every format of Hugging Face and PyTorch, for `conversion`."""
+"""A checkpoint's weights in every format of Hugging Face and PyTorch; safetensors are served."""
 
 from __future__ import annotations
 
-import os
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import list_repo_files
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,35 +19,34 @@ from vllm_redrafter.utils.json_files import read_json
 INDEX = ".index.json"
 FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)
 """In the order in which transformers looks for them."""
-LAST_RESORTS = (".safetensors", ".pt")
-"""A single file of any name that ends so."""
+SERVED = FILES[:2]
 
 _PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
 
 
-def find_weights(model: str) -> list[Path]:
+def find_weights(
+    model: str, revision: str | None = None, names: Sequence[str] = FILES
+) -> list[Path]:
     """The files that hold a checkpoint's weights, all of one format; downloaded from the hub."""
-    for name in FILES:
-        if path := resolve_file(model, name):
-            return _shards(model, path) if name.endswith(INDEX) else [path]
-    every = _file_names(model)
-    for suffix in LAST_RESORTS:
-        names = sorted(name for name in every if name.endswith(suffix))
-        if len(names) > 1:
-            raise ConfigError(
-                f"{model!r}: which of {', '.join(names)} holds the weights? Keep only that file "
-                "in the folder"
-            )
-        if names and (path := resolve_file(model, names[0])):
-            return [path]
-    raise ConfigError(
-        f"{model!r}: the checkpoint has no weights; looked for {', '.join(FILES)}, "
-        f"{' and '.join(f'*{suffix}' for suffix in LAST_RESORTS)}"
-    )
+    for name in names:
+        if path := resolve_file(model, name, revision):
+            return _shards(model, path, revision) if name.endswith(INDEX) else [path]
+    remedy = f"where it has other weights, `vllm-redrafter convert {model} FOLDER` writes them so"
+    if names == FILES:
+        remedy = "give the file that holds the weights one of these names"
+    raise ConfigError(f"{model!r}: the checkpoint has no {' or '.join(names)}; {remedy}")
 
 
-def read_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """All tensors of these files on the CPU, by the files' names; code in pickles does not run."""
+def written(paths: Sequence[Path]) -> str:
+    """What messages call these files."""
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
+
+
+def read_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """All tensors of these files on the CPU, by the files' names; code in pickles does not run.
+
+    Those of safetensors are mapped: their numbers are read when they are used.
+    """
     tensors: dict[str, Tensor] = {}
     for path in paths:
         found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
@@ -59,7 +56,7 @@ def read_weights(paths: list[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def _shards(model: str, index: Path) -> list[Path]:
+def _shards(model: str, index: Path, revision: str | None) -> list[Path]:
     """The files that an index names."""
     try:
         weight_map = read_json(index)["weight_map"]
@@ -73,24 +70,13 @@ def _shards(model: str, index: Path) -> list[Path]:
         # A shard lies beside its index; other paths could lead to any file of the user.
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
             raise ConfigError(f"{index}: {name!r} is not the name of a file beside it")
-        path = resolve_file(model, name)
+        path = resolve_file(model, name, revision)
         if path is None:
             raise ConfigError(f"{index}: the shard {name} is missing; fetch the checkpoint again")
         paths.append(path)
     if not paths:
         raise ConfigError(f"{index}: its weight_map is empty")
     return paths
-
-
-def _file_names(model: str) -> list[str]:
-    folder = Path(os.path.expanduser(model))
-    if folder.is_dir():
-        return [path.name for path in folder.iterdir()]
-    try:
-        names = list_repo_files(model)
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        raise ConfigError(f"{model!r}: the hub does not tell its files: {error}") from error
-    return [name for name in names if "/" not in name]
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -117,11 +103,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
             f"{path}: expected a state dict of dense tensors, but {', '.join(map(repr, others))} "
             "is none; if the state dict is nested in there, save it alone"
         )
-    # Tensors of a pickle may share memory (tied, or cut from one storage); safetensors refuses it.
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in content.items()
-    }
+    return {name: tensor.detach() for name, tensor in content.items()}
 
 
 def _is_dense(name: Any, value: Any) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling, acceptance_entry
@@ -52,7 +53,11 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
     `layout` is "own", or one of the head's `layouts`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.detach().contiguous().cpu() for name, t in drafter.state_dict().items()}
+    # Copies: safetensors refuses tensors that share memory, as a pickle's may.
+    tensors = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in drafter.state_dict().items()
+    }
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = {
         "model_type": drafter.config.model_type,

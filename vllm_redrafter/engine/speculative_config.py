@@ -60,10 +60,10 @@ def request_of(args: Any) -> Request | None:
             f"speculative config: 'target' ({moved!r}) is for a drafter that is served by its own "
             f"name; here the model, {args.model!r}, is the target: leave it out"
         )
-    return request_for(given)
+    return _request_for(given)
 
 
-def request_for(given: Mapping[str, Any]) -> Request | None:
+def _request_for(given: Mapping[str, Any]) -> Request | None:
     """The same of a speculative config: ours by its method, our own keys, or the checkpoint."""
     method, model = given.get("method"), given.get("model")
     keys = ReDrafterConfig.own_keys()

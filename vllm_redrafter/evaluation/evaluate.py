@@ -116,7 +116,12 @@ def evaluate_shapes(
     config: EvaluationConfig,
     console: Console | None = None,
 ) -> list[_ShapeResult]:
-    """Replay the decoding of target-written text by every shape; ConfigError without answers."""
+    """Replay the decoding of target-written text by every shape.
+
+    ConfigError without answers, or where the head cannot draft as far as a shape asks.
+    """
+    for shape in grid:
+        drafter.config.require_beam_length("evaluation", shape.beam_length)
     with progress_bar(console) as progress:
         num_replays = len(grid) * -(-len(rows) // BATCH_SIZE)
         task = progress.add_task("replaying", total=num_replays, status="")
@@ -141,13 +146,13 @@ def _top_accuracy(drafter: DraftHead, target: Any, rows: TextRows, num_steps: in
     device = target.get_input_embeddings().weight.device
     for batch in batches_by_length(rows, 8, device, num_steps + 2):
         outputs = read_target(target, batch, drafter.config.target_layers)
-        found = predictions(drafter, batch.generated, outputs, num_steps)
+        found = predictions(drafter, batch, outputs, num_steps)
         labels = batch.tokens.flatten()[found.start + found.step + 1]
         for depth in range(num_steps):
             of_depth = (found.step == depth + 1).nonzero().squeeze(1)
             counts[depth] += len(of_depth)
             for part in torch.split(of_depth, 1024):
-                logits = drafter.vocabulary_layer(found.features[part])
+                logits = drafter.layer_of(depth)(found.features[part])
                 kept = min(max(RANKS), logits.shape[-1])
                 best = drafter.target_tokens(logits.topk(kept, dim=-1).indices)
                 hit = best == labels[part].unsqueeze(1)
@@ -199,7 +204,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     load = load_ends if job.hidden_states else load_target
     target = load(opened, config.target_dtype, device)
-    drafter = checkpoint.load(target.dtype).to(device)
+    drafter = checkpoint.load(target.dtype, device)
     grid = [replace(shape, tree=config.tree, context_matches=0) for shape in job.grid]
     results = evaluate_shapes(drafter, target, rows, grid, config, console)
     best = max(results, key=lambda result: result.speed_up)

@@ -59,7 +59,7 @@ class GatedHead(DraftHead):
         self.scale = nn.Parameter(torch.ones(hidden))
         self.lm_head = nn.Linear(hidden, config.num_ranked_tokens, bias=False)
 
-    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+    def advance(self, state: Tensor, embedded: Tensor, depth: int) -> Tensor:
         # One norm of both: calls of torch are what small layers cost.
         mixed = self.cell(normed(torch.stack([embedded, state], dim=-2)).flatten(-2))
         # Training under autocast has narrower products than states.

@@ -6,10 +6,11 @@ follow:
 
     c = condition(h)                    once per draft, from the target's hidden states
     s = start(c, e(root))               the root's state
-    z = logits(c, s)                    the next draft token's, at a node
-    s' = advance(s, e(token))           the state of a child
+    z = logits(c, s, depth)             the next draft token's, at a node
+    s' = advance(s, e(token), depth)    the state of a child
 
-with e the target's own input embedding. Where a head has a selector (`selector.py`), nodes below
+with e the target's own input embedding, or what `embedding_of` gives instead; the root's depth is
+0, and weights may be by depth. Where a head has a selector (`selector.py`), nodes below
 the root rank the root's candidates instead: the vocabulary-wide layer is read once per draft.
 """
 
@@ -47,6 +48,12 @@ MOST_LAYERS = 256
 """Of num_draft_layers: far beyond any head."""
 
 OWNER = "drafter config.json"
+
+Embed = Callable[[Tensor], Tensor]
+"""The target's input embedding: tokens [...] int64 -> [..., H]."""
+
+EmbedAt = Callable[[Tensor, int], Tensor]
+"""What a head reads of tokens at a depth: [...] int64 -> [..., H], or as wide as its own table."""
 
 Product = Callable[[Tensor], Tensor]
 """x [..., in] -> x W^T + b [..., out]."""
@@ -108,6 +115,11 @@ class HeadConfig:
         return (1 + len(self.target_layers)) * self.hidden_size
 
     @property
+    def max_beam_length(self) -> int | None:
+        """The most tokens that the head can draft in a row; None where there is no limit."""
+        return None
+
+    @property
     def feature_width(self) -> int:
         """E, the numbers that the vocabulary-wide layer reads."""
         return self.hidden_size
@@ -117,8 +129,13 @@ class HeadConfig:
         """Depths below the root that the selector has candidates for."""
         return 0 if self.selector is None else self.selector.depths
 
-    def require_candidates(self, owner: str, beam_length: int, candidates: int) -> None:
-        """Refuse drafts among candidates that are longer than the selector has candidates for."""
+    def require_beam_length(self, owner: str, beam_length: int, candidates: int = 0) -> None:
+        """Refuse drafts, or drafts among candidates, that are longer than this head can make."""
+        if (most := self.max_beam_length) is not None and beam_length > most:
+            raise ConfigError(
+                f"{owner}: beam_length {beam_length} exceeds the {most} tokens that this drafter "
+                f"can draft in a row; ask for {most} or less"
+            )
         if not candidates or beam_length <= 1 + self.selected_depths:
             return
         if not self.selected_depths:
@@ -183,6 +200,13 @@ class SearchHead(Protocol):
 
     config: HeadConfig
 
+    def embedding_of(self, target: Embed) -> EmbedAt:
+        """What the head reads of tokens: of the target's embedding, or of tables of its own.
+
+        Such tables have rows by the target's ids, also where there is a draft vocabulary.
+        """
+        return lambda tokens, depth: target(tokens)
+
     @abstractmethod
     def condition(self, hidden: Tensor) -> Tensor:
         """[..., C], what depends on the target's hidden states [..., (1 + n) H] alone.
@@ -193,11 +217,14 @@ class SearchHead(Protocol):
 
     @abstractmethod
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """[..., S], the state at the root, whose embedding is [..., H]; see `advance`."""
+        """[..., S], the state at the root; see `advance`."""
 
     @abstractmethod
-    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """[..., S], the state at a child, of its parent's and its token's embedding [..., H]."""
+    def advance(self, state: Tensor, embedded: Tensor, depth: int) -> Tensor:
+        """[..., S], the state at a child, of its parent's [..., S].
+
+        `embedded` is what `embedding_of` gives of the child's token, `depth` the child's, from 1.
+        """
 
     @abstractmethod
     def features(self, condition: Tensor, state: Tensor) -> Tensor:
@@ -209,8 +236,11 @@ class SearchHead(Protocol):
         """
 
     @abstractmethod
-    def logits(self, condition: Tensor, state: Tensor) -> Tensor:
-        """Logits of the next draft token: [..., draft tokens], arguments as in `features`."""
+    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """Logits of the next draft token: [..., draft tokens], arguments as in `features`.
+
+        `depth` is that of the node that is expanded.
+        """
 
     @abstractmethod
     def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
@@ -264,15 +294,19 @@ class DraftHead(nn.Module, SearchHead):
         return self.fused(hidden)
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        return self.advance(condition, embedded)
+        return self.advance(condition, embedded, 0)
 
     @property
     @abstractmethod
     def vocabulary_layer(self) -> nn.Linear:
-        """V, the vocabulary-wide layer, without bias."""
+        """V, the vocabulary-wide layer, without bias; the root's where depths have their own."""
 
-    def logits(self, condition: Tensor, state: Tensor) -> Tensor:
-        out: Tensor = self.vocabulary_layer(self.features(condition, state))
+    def layer_of(self, depth: int) -> nn.Linear:
+        """The vocabulary-wide layer that ranks what follows nodes of a depth."""
+        return self.vocabulary_layer
+
+    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        out: Tensor = self.layer_of(depth)(self.features(condition, state))
         return out
 
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
@@ -325,11 +359,14 @@ class DraftHead(nn.Module, SearchHead):
     # Checkpoints
 
     @classmethod
-    def own_name(cls, name: str) -> str:
-        """Our name of a tensor that other programs name differently."""
+    def own_part(cls, name: str, values: Mapping[str, Any]) -> tuple[str, int]:
+        """Our name of a tensor in a file with this config.json, and which part of ours it is.
+
+        A tensor is its parts one after the other in the first dimension, most often one.
+        """
         for pattern, replacement in cls.others_names:
             name = pattern.sub(replacement, name)
-        return name
+        return name, 0
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class RecurrentHead(DraftHead):
             return embedded
         return F.silu(self.rnn_w(embedded) + self.rnn_u.bias)
 
-    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+    def advance(self, state: Tensor, embedded: Tensor, depth: int) -> Tensor:
         if not self.config.rnn:
             return state + embedded
         return F.silu(self.rnn_w(embedded) + self.rnn_u(state))

@@ -7,7 +7,7 @@ names the class; or `register` is called before vLLM starts its engine in the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.recurrent import RecurrentHead
+from vllm_redrafter.heads.speculators import LstmSpeculator, MlpSpeculator
 from vllm_redrafter.utils.errors import ConfigError
 
 ENTRY_POINTS = "vllm_redrafter.heads"
@@ -25,7 +26,10 @@ NAMES: dict[str, type[DraftHead]] = {
 }
 """The heads of this package, by the names that `train --head` takes."""
 
-_registered: dict[str, type[DraftHead]] = {h.config_class.model_type: h for h in NAMES.values()}
+_SPECULATORS: Sequence[type[DraftHead]] = (MlpSpeculator, LstmSpeculator)
+_registered: dict[str, type[DraftHead]] = {
+    head.config_class.model_type: head for head in (*NAMES.values(), *_SPECULATORS)
+}
 
 
 def register(head: type[DraftHead]) -> type[DraftHead]:

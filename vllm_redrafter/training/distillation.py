@@ -4,9 +4,9 @@
 Alignment. The target reads x_0 .. x_t and its hidden state h_t predicts x_{t+1}, the root. From
 there the drafter goes on by itself, and every position t of a text is such a start:
 
-    s_1 = start(c_t, e(x_{t+1}))     logits(c_t, s_1) predict x_{t+2}
-    s_2 = advance(s_1, e(x_{t+2}))   logits(c_t, s_2) predict x_{t+3}
-    s_j                              logits(c_t, s_j) predict x_{t+1+j},  j = 1 .. L
+    s_1 = start(c_t, e(x_{t+1}))     logits(c_t, s_1, 0) predict x_{t+2}
+    s_2 = advance(s_1, e(x_{t+2}), 1)   logits(c_t, s_2, 1) predict x_{t+3}
+    s_j                              logits(c_t, s_j, j-1) predict x_{t+1+j},  j = 1 .. L
 
 with c_t = condition(h_t).
 
@@ -18,6 +18,7 @@ drafter are those that will be accepted in use.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -64,16 +65,17 @@ def count_rows(generated: Tensor, num_steps: int) -> Tensor:
 
 def predictions(
     drafter: DraftHead,
-    generated: Tensor,
+    batch: TextBatch,
     target: TargetOutputs,
     num_steps: int,
     of_selector: bool = False,
 ) -> _Predictions:
     """Unroll the drafter L steps from every position, and keep the rows that count.
 
-    `generated`, [B, T] bool, marks tokens that the target wrote. With `of_selector` features are
-    those that the selector ranks by, from step 2 on. ConfigError where blocks are too short.
+    With `of_selector` features are those that the selector ranks by, from step 2 on. ConfigError
+    where blocks are too short.
     """
+    generated = batch.generated
     length = generated.shape[1]
     if length < num_steps + 2:
         raise ConfigError(
@@ -84,10 +86,10 @@ def predictions(
     # The target may be of lower precision.
     dtype = drafter.dtype
     condition = drafter.condition(target.hidden.to(dtype))
-    embedded = target.embedded.to(dtype)
+    embed_at = drafter.embedding_of(lambda _: target.embedded.to(dtype))
     counts = list(_counted_starts(generated, num_steps))
     features_of = _selector_features if of_selector else _unrolled_features
-    features = list(features_of(drafter, condition, embedded, counts))
+    features = list(features_of(drafter, condition, partial(embed_at, batch.tokens), counts))
     starts, steps = [], []
     for step, counted in enumerate(counts, start=1):
         start = first + torch.arange(length - 1 - step, device=generated.device)
@@ -100,26 +102,33 @@ def predictions(
 
 
 def _unrolled_features(
-    drafter: DraftHead, condition: Tensor, embedded: Tensor, counts: Sequence[Tensor]
+    drafter: DraftHead,
+    condition: Tensor,
+    embedded: Callable[[int], Tensor],
+    counts: Sequence[Tensor],
 ) -> Iterator[Tensor]:
     """Features [n, E] of each step's counted starts.
 
+    `embedded` gives what the head reads of all tokens at a depth, [B, T, H].
     Row t of step j's state is s_j of the start at t, which has read x_{t+1} .. x_{t+j}.
     """
-    state = drafter.start(condition[:, :-1], embedded[:, 1:])
+    state = drafter.start(condition[:, :-1], embedded(0)[:, 1:])
     for depth, counted in enumerate(counts):
         if depth:
             # A start that would read past the end of the text drops out.
-            state = drafter.advance(state[:, :-1], embedded[:, depth + 1 :])
+            state = drafter.advance(state[:, :-1], embedded(depth)[:, depth + 1 :], depth)
         of_start = condition[:, : -2 - depth][counted]
         yield drafter.features(of_start, state[:, :-1][counted])
 
 
 def _selector_features(
-    drafter: DraftHead, condition: Tensor, embedded: Tensor, counts: Sequence[Tensor]
+    drafter: DraftHead,
+    condition: Tensor,
+    embedded: Callable[[int], Tensor],
+    counts: Sequence[Tensor],
 ) -> Iterator[Tensor]:
     """Features [n, E] of each step's counted starts, which follow from the root alone."""
-    state = drafter.start(condition[:, :-1], embedded[:, 1:])
+    state = drafter.start(condition[:, :-1], embedded(0)[:, 1:])
     features = drafter.base_features(condition[:, :-1], state, len(counts))
     for depth, counted in enumerate(counts):
         yield features[:, : -1 - depth, depth][counted]
@@ -158,7 +167,7 @@ class Distillation(nn.Module):
     def forward(self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor) -> _Loss:
         """The loss of an L-step unroll; `step_weights` [L] are those of a row in the total."""
         drafter = self.drafter
-        rows = predictions(drafter, batch.generated, target, self.num_steps, self.train_selector)
+        rows = predictions(drafter, batch, target, self.num_steps, self.train_selector)
         position = rows.start + rows.step
         teacher = MixedTeacher(
             drafter,

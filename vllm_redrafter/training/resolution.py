@@ -7,7 +7,6 @@ import hashlib
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from vllm_redrafter.checkpoints.drafter_files import weights_path
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
@@ -229,6 +228,9 @@ def _record(job: TrainingJob, config: TrainingConfig, data: TrainingData) -> dic
         record["hidden_states"] = "captured"
     for key, drafter in (("initial_drafter", job.initial_drafter), ("added_to", job.add_selector)):
         if drafter is not None:
-            with weights_path(drafter).open("rb") as weights:
-                record[key] = {"sha256": hashlib.file_digest(weights, "sha256").hexdigest()}
+            digests = []
+            for path in Checkpoint.open(drafter).weights:
+                with path.open("rb") as weights:
+                    digests.append(hashlib.file_digest(weights, "sha256").hexdigest())
+            record[key] = {"sha256": " ".join(digests)}
     return record

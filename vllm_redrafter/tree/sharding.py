@@ -47,10 +47,10 @@ class VocabularyShard:
         return slice(first, min(first + self.most_rows, self.tokens))
 
     def cut(self, drafter: DraftHead) -> None:
-        """Leave this rank's rows of the vocabulary-wide layer; everything else stays whole."""
-        layer = drafter.vocabulary_layer
-        layer.weight = torch.nn.Parameter(layer.weight.detach()[self.rows].clone())
-        layer.out_features = layer.weight.shape[0]
+        """Leave this rank's rows of the vocabulary-wide layers; everything else stays whole."""
+        for layer in {drafter.layer_of(d) for d in range(drafter.config.max_beam_length or 1)}:
+            layer.weight = torch.nn.Parameter(layer.weight.detach()[self.rows].clone())
+            layer.out_features = layer.weight.shape[0]
 
     def top(self, logits: Tensor, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The best 50 of the whole vocabulary, or all where it is smaller.

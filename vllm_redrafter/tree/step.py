@@ -123,12 +123,14 @@ def beam_search(
     `hidden` are the target's states where it drew the root.
     """
     condition = drafter.condition(hidden)
-    nodes, states = [Node(root, 0, 0, 0.0)], [drafter.start(condition, embed(root))]
+    embed_at = drafter.embedding_of(lambda token: embed(int(token)))
+    start = drafter.start(condition, embed_at(torch.tensor(root), 0))
+    nodes, states = [Node(root, 0, 0, 0.0)], [start]
     beams = [0]
     for depth in range(1, shape.beam_length + 1):
         found: Tree = []
         for beam in beams:
-            logits = drafter.logits(condition, states[beam]).float()
+            logits = drafter.logits(condition, states[beam], depth - 1).float()
             best, ranked = logits.topk(min(TOP_TOKENS, len(logits)))
             log_probs = best.log_softmax(dim=0) + nodes[beam].log_prob  # of the 50 best alone
             pairs = zip(drafter.target_tokens(ranked).tolist(), log_probs.tolist(), strict=True)
@@ -137,7 +139,9 @@ def beam_search(
         grown = found[: shape.beam_width]
         beams = [*range(len(nodes), len(nodes) + len(grown))]
         nodes += grown
-        states += [drafter.advance(states[node.parent], embed(node.token)) for node in grown]
+        for node in grown:
+            embedded = embed_at(torch.tensor(node.token), depth)
+            states.append(drafter.advance(states[node.parent], embedded, depth))
     return nodes
 
 

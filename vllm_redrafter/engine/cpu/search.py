@@ -38,7 +38,8 @@ def search(
     parents = np.zeros(requests * width, dtype=np.int64)
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
-    state = drafter.start(condition, embed(root_tokens.unsqueeze(1)))
+    embed_at = drafter.embedding_of(embed)
+    state = drafter.start(condition, embed_at(root_tokens.unsqueeze(1), 0))
     above = np.zeros((requests, 1), dtype=np.float32)
     shortlist = None
     if candidates:
@@ -48,7 +49,8 @@ def search(
             if width > 1:
                 of_beams = state.flatten(0, 1).index_select(0, torch.from_numpy(parents))
                 state = of_beams.view(requests, width, -1)
-            state = drafter.advance(state, embed(torch.from_numpy(tokens[level - 1])))
+            embedded = embed_at(torch.from_numpy(tokens[level - 1]), level)
+            state = drafter.advance(state, embedded, level)
         logits, ranked_tokens = _ranked(drafter, condition, state, level, shortlist)
         grown = tokens[level], back_pointers[level], log_probs[level], parents
         _extend(logits, ranked_tokens, above, *grown)
@@ -68,7 +70,7 @@ def _ranked(
 ) -> tuple[Array, Array | None]:
     """Logits of the tokens that may follow a level's beams, and these tokens: see `_extend`."""
     if shortlist is None:
-        return drafter.logits(condition, state).float().numpy(), None
+        return drafter.logits(condition, state, level).float().numpy(), None
     if level == 0:
         return shortlist.root_logits.float().numpy(), None
     logits = shortlist.logits(drafter.features(condition, state), level)

@@ -59,7 +59,7 @@ class DraftSearch:
             survival: ranks nodes by their survival, see `grow_beams`; None: by log-probability.
             candidates: from R to how many tokens nodes below the first level choose from; 0: all.
         """
-        self._drafter, self._embed = drafter, embed
+        self._drafter, self._embed_at = drafter, drafter.embedding_of(embed)
         self._candidates = candidates
         self.table = table
         weight = drafter.vocabulary_layer.weight
@@ -87,12 +87,12 @@ class DraftSearch:
         _, length, width = self.beams.tokens.shape
         condition = self._drafter.condition(hidden)
         count = 0 if self._candidates is None else self._candidates(requests)
-        layer = self._drafter.vocabulary_layer
         candidates: Tensor | None = None
         state: Tensor | None = None
         tokens = root_tokens
         for level in range(length):
-            state = self._step(condition, state, tokens)
+            layer = self._drafter.layer_of(level)
+            state = self._step(condition, state, tokens, level)
             if candidates is not None:
                 features = self._features_of(condition, state)
                 among = candidates[level - 1]
@@ -120,16 +120,17 @@ class DraftSearch:
         )
         return explored, found.log_odds[:requests] if ranked else None
 
-    def _step(self, condition: Tensor, state: Tensor | None, tokens: Tensor) -> Tensor:
+    def _step(self, condition: Tensor, state: Tensor | None, tokens: Tensor, depth: int) -> Tensor:
         """States [rows, S] after `tokens`, each of which continues a beam of the level above."""
         rows = tokens.shape[0]
         parents = self.beams.parents[:rows]
         if self._launches is not None and rows <= MAX_ROWS:
-            embedded = None if self.table is not None else self._embed(tokens)
+            embedded = None if self.table is not None else self._embed_at(tokens, depth)
             return self._launches.step(condition, state, tokens, parents, embedded)
+        embedded = self._embed_at(tokens, depth)
         if state is None:
-            return self._drafter.start(condition, self._embed(tokens))
-        return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
+            return self._drafter.start(condition, embedded)
+        return self._drafter.advance(state.index_select(0, parents), embedded, depth)
 
     def _features_of(self, condition: Tensor, state: Tensor) -> Features:
         """`DraftHead.features` of [R * beams, S]."""

@@ -145,7 +145,7 @@ class TreeSpeculator(BaseSpeculator):
         """Read the checkpoint, if there is one; the target's embedding is shared."""
         if self.checkpoint is None:
             return
-        self.drafter = self._read_checkpoint(self.checkpoint).to(self.device)
+        self.drafter = self._read_checkpoint(self.checkpoint, self.device)
         self._shapes = _shapes_of(self.drafter.state_dict())
         self.embed = shared_embedding(target)
         self.recorded = self.checkpoint.acceptance
@@ -174,7 +174,7 @@ class TreeSpeculator(BaseSpeculator):
         if self.checkpoint is None:
             return {}
         now = Checkpoint.open(self.checkpoint.model, self.checkpoint.revision)
-        tensors = self._read_checkpoint(now).state_dict()
+        tensors = self._read_checkpoint(now, None).state_dict()
         shapes, known = _shapes_of(tensors), self._shapes
         if shapes != known:
             changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
@@ -190,8 +190,8 @@ class TreeSpeculator(BaseSpeculator):
         if self.checkpoint is not None:
             self.drafter.load_state_dict(tensors)
 
-    def _read_checkpoint(self, checkpoint: Checkpoint) -> DraftHead:
-        drafter = checkpoint.load(self.dtype)
+    def _read_checkpoint(self, checkpoint: Checkpoint, device: torch.device | None) -> DraftHead:
+        drafter = checkpoint.load(self.dtype, device)
         ranks = get_tensor_model_parallel_world_size()
         if ranks > 1:
             self.shard = VocabularyShard(

@@ -43,7 +43,7 @@ class PackedGatedHead(PackedHead):
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
         return self._cell(condition, embedded)
 
-    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+    def advance(self, state: Tensor, embedded: Tensor, depth: int) -> Tensor:
         return self._cell(state, embedded)
 
     def features(self, condition: Tensor, state: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class PackedHead(SearchHead):
         self._rows = layer.weight.detach() if head.config.selected_depths else None
         self._selector = None if head.selector is None else _PackedSelector(head.selector, pack)
 
-    def logits(self, condition: Tensor, state: Tensor) -> Tensor:
+    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         return self._vocabulary_layer(self.features(condition, state))
 
     def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:

@@ -38,9 +38,11 @@ class PackedRecurrentHead(PackedHead):
         return self._project_hidden(hidden) if self.config.has_input_projection else hidden
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        return self.advance(torch.zeros_like(embedded), embedded) if self.config.rnn else embedded
+        if not self.config.rnn:
+            return embedded
+        return self.advance(torch.zeros_like(embedded), embedded, 0)
 
-    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+    def advance(self, state: Tensor, embedded: Tensor, depth: int) -> Tensor:
         if not self.config.rnn:
             return state + embedded
         return F.silu(self._cell(torch.cat([embedded, state], dim=-1)), inplace=True)
