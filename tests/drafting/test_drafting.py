@@ -39,7 +39,9 @@ def drafting(*plans: SearchShape | None, passing: int = 0) -> tuple[Drafting, Gi
     planner = GivenPlans(*plans, passing=passing)
     # Nothing is drafted here.
     proposer = cast(Proposer[Any], cast(Any, object()))
-    return Drafting(proposer, StepStats(), planner), planner
+    made = Drafting(proposer, StepStats())
+    made.planner = planner
+    return made, planner
 
 
 def asked(drafting: Drafting, requests: list[str], max_nodes: int = K) -> bool:

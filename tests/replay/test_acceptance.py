@@ -59,7 +59,7 @@ def test_either_kind_of_text_has_a_record_of_its_own() -> None:
     both = measure_acceptance(drafter, target, text, sampled, SHAPE)
     assert both.greedy is not None and both.sampled is not None and both.greedy != both.sampled
     assert measure_acceptance(drafter, target, text, torch.ones(20).bool(), SHAPE).greedy is None
-    alone = measure_acceptance(drafter, target, text, torch.zeros(20).bool(), SHAPE, batch_size=3)
+    alone = measure_acceptance(drafter, target, text, torch.zeros(20).bool(), SHAPE)
     assert alone.sampled is None and alone.greedy is not None
     # One node of the first level is accepted where its tree's first token is.
     acceptance = estimate_acceptance(drafter, target, text, SHAPE)

@@ -34,10 +34,9 @@ class Drafting:
             every step.
     """
 
-    def __init__(
-        self, proposer: Proposer[Any], stats: StepStats, planner: BatchPlanner | None = None
-    ) -> None:
-        self.proposer, self.stats, self.planner = proposer, stats, planner
+    def __init__(self, proposer: Proposer[Any], stats: StepStats) -> None:
+        self.proposer, self.stats = proposer, stats
+        self.planner: BatchPlanner | None = None
         # By request: [2, K+1], log-odds and lengths of matches of its last tree.
         self._sources: dict[str, npt.NDArray[np.float32]] = {}
         self._drafted: list[str] = []

@@ -63,14 +63,13 @@ def measure_acceptance(
     rows: TextRows,
     sampled: Tensor,
     shape: ReDrafterConfig,
-    batch_size: int = 16,
 ) -> PerSampling:
     """Replay the decoding of target-written text, and learn which nodes it accepts.
 
     `sampled`, [rows] bool, marks those that were sampled; the others were written greedily.
     """
     kinds = (_SomeRows(rows, of_kind) for of_kind in (~sampled, sampled))
-    return PerSampling(*(_measured(drafter, target, some, shape, batch_size) for some in kinds))
+    return PerSampling(*(_measured(drafter, target, some, shape) for some in kinds))
 
 
 class _SomeRows:
@@ -88,17 +87,14 @@ class _SomeRows:
 
 
 def _measured(
-    drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig, batch_size: int
+    drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig
 ) -> AcceptanceRecord | None:
     parts: list[JudgedNodes] = []
-    estimate_acceptance(
-        drafter,
-        target,
-        rows,
-        shape,
-        batch_size,
-        observe=lambda explored, written: parts.append(judged_nodes(explored, written)),
-    )
+
+    def observe(explored: ExploredNodes, written: Tensor) -> None:
+        parts.append(judged_nodes(explored, written))
+
+    estimate_acceptance(drafter, target, rows, shape, observe=observe)
     if not parts:
         return None
     nodes = JudgedNodes(*map(torch.cat, zip(*parts, strict=True)))
