@@ -123,11 +123,14 @@ def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: T
     # Of new requests nothing is known, and what is read of them is a step old.
     assert taken[:2] == [(2 * K, True)] * 2
     assert taken[-100:].count((0, False)) >= 100 - 2 * (BLOCK + 1), "but for explorations"
-    # One that comes then is expected to be as the others.
-    budget.add_request(2)
-    usual = budget._stale_confidences[budget._stale_idx].np[2]
-    assert usual == pytest.approx(budget._usual)
-    assert usual[0] < 0.6, "vLLM would expect all of its nodes to be accepted"
+    # Those that come then are expected to be as the others of their kind.
+    for slot in (2, 3):
+        budget.add_request(slot)
+    budget.samples[3], budget._drafted = True, True
+    record(budget, BAD, range(2))
+    greedy, sampled = budget._confidences[budget._stale_idx][[2, 3]]
+    assert greedy[0] < 0.6, "vLLM would expect all of its nodes to be accepted"
+    assert (sampled == 1).all(), "of those that sample nothing is known"
 
 
 def test_a_drafter_that_becomes_good_is_used(budget: TreeBudget) -> None:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ class TreeBudget(AdaptiveVerificationManager):
     """The batch's budget, decided on the host from values of a step ago.
 
     vLLM expects that a new request accepts all nodes, and would draft for all requests whenever one
-    arrives. Here a new request is expected to accept as the running mean of the others.
+    arrives. Here a new request is expected to accept as the running mean of the others of its kind.
     """
 
     _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
@@ -98,7 +97,6 @@ class TreeBudget(AdaptiveVerificationManager):
         self.times = StepTimes(lambda known: get_tp_group().broadcast_object(known, src=0))
         self.model = ThroughputModel(self.times, profiles, self.lengths, nodes, trims)
         self._trees, self._device = trees, trees.shown.device
-        self._confidence_probs = trees.probs[:-1, 1:]
         self._first_logits = torch.zeros_like(self.query_start_loc)
         # In place of vLLM's buffers, those of confidences and depths together.
         self._copies = [
@@ -107,11 +105,9 @@ class TreeBudget(AdaptiveVerificationManager):
         ]
         parts = [copy.np[:, :-1, 1:] for copy in self._copies]
         self._stale_depths = [depths for depths, _ in parts]
-        self._stale_confidences = [
-            SimpleNamespace(np=confidences.view(np.float32)) for _, confidences in parts
-        ]
-        for stale in self._stale_confidences:
-            stale.np.fill(1.0)
+        self._confidences = [confidences.view(np.float32) for _, confidences in parts]
+        for confidences in self._confidences:
+            confidences.fill(1.0)
         # Lengths of the current draft, and of those whose confidences are copied and read.
         self._length = longest
         self._copied: int | None = longest
@@ -119,7 +115,8 @@ class TreeBudget(AdaptiveVerificationManager):
         self._profiled: list[int] = []
         # Did the last step draft; has the host read the confidences of the last drafts?
         self._drafted, self._up_to_date = True, False
-        self._usual = np.ones(self.num_speculative_steps, dtype=np.float32)
+        # Of greedy and of sampled requests.
+        self._usual = np.ones((2, self.num_speculative_steps), dtype=np.float32)
         # By slot: did its request's last step draft?
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
         self._requests: Set[str] = frozenset()
@@ -217,9 +214,8 @@ class TreeBudget(AdaptiveVerificationManager):
         return (*starts, None) if hasattr(self, "_copy_admitted_drafts_to_host") else starts
 
     def add_request(self, req_idx: int) -> None:
-        super().add_request(req_idx)
-        self._stale_confidences[self._stale_idx].np[req_idx] = self._usual
-        async_tensor_h2d(self._usual, out=self._confidence_probs[req_idx])
+        """Nothing is verified of it before `record_confidences`, when its kind is known as well."""
+        self._pending_resets.append(req_idx)
         self._has_tree[req_idx] = False
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: InputBatch) -> None:
@@ -236,7 +232,7 @@ class TreeBudget(AdaptiveVerificationManager):
             self._copy_events[self._stale_idx].synchronize()  # The last step's.
         self.times.waited += 1e3 * (perf_counter() - begin)
         new = self._pending_resets
-        self._stale_confidences[self._stale_idx].np[new] = self._usual
+        self._confidences[self._stale_idx][new] = self._usual[self.samples[new].astype(np.int64)]
         self._stale_depths[self._stale_idx][new] = 0
         new.clear()
         copied, current = self._copies[written], torch.cuda.current_stream(self._device)
@@ -320,10 +316,11 @@ class TreeBudget(AdaptiveVerificationManager):
 
     def _survival(self, batch: Batch) -> Floats:
         """[R, K] of the draft tokens, by confidences of a step ago; 0 beyond those scheduled."""
-        confidences = self._stale_confidences[self._stale_idx].np[batch.slots]
-        some = batch.scheduled > 0
-        if some.any():
-            self._usual += (confidences[some].mean(axis=0) - self._usual) / MEMORY
+        confidences = self._confidences[self._stale_idx][batch.slots]
+        for usual, of_kind in zip(self._usual, (~batch.sampled, batch.sampled), strict=True):
+            some = of_kind & (batch.admissible > 0)
+            if some.any():
+                usual += (confidences[some].mean(axis=0) - usual) / MEMORY
         survival = np.cumprod(confidences, axis=1, dtype=np.float64)
         survival[np.arange(survival.shape[1]) >= batch.scheduled[:, None]] = 0
         return survival
