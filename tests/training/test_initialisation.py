@@ -10,6 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from redrafter_testing.models.published_speculators import make_mlp
 from redrafter_testing.models.small_trainings import VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import make_drafter
 from vllm_redrafter.checkpoints.drafter_files import read_config
@@ -45,6 +46,22 @@ def test_a_training_goes_on_from_a_drafter(target: Path, data: Path, tmp_path: P
     assert record["settings"]["exit_dim"] == 24 and record["settings"]["draft_vocab_size"] == 40
     assert len(record["initial_drafter"]["sha256"]) == 64
     assert record["initial_drafter"]["sha256"] in (second.output / "README.md").read_text()
+
+
+def test_a_training_goes_on_from_a_published_speculator(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    published = make_mlp(tmp_path / "published", n=3, sizes=(128, 32, VOCAB_SIZE))
+    further = job(target, data, tmp_path / "further", max_steps=1, unroll_steps=3)
+    further = replace(further, initial_drafter=str(published))
+    run(further)
+    before, after = (load_drafter(str(d)) for d in (published, further.output))
+    assert after.config == before.config and not after.config.tied
+    moved = {n for n, t in after.state_dict().items() if not t.equal(before.state_dict()[n])}
+    assert moved == set(before.state_dict())
+    longer = replace(further, config=replace(further.config, unroll_steps=4))
+    with pytest.raises(ConfigError, match=r"unroll_steps .*: beam_length 4 exceeds the 3 tokens"):
+        resolve(longer, dry_run=True)
 
 
 def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_path: Path) -> None:

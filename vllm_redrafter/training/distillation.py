@@ -17,6 +17,7 @@ drafter are those that will be accepted in use.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -169,6 +170,7 @@ class Distillation(nn.Module):
         drafter = self.drafter
         rows = predictions(drafter, batch, target, self.num_steps, self.train_selector)
         position = rows.start + rows.step
+        dtype = torch.promote_types(rows.features.dtype, torch.float32)
         teacher = MixedTeacher(
             drafter,
             self.head,
@@ -176,9 +178,27 @@ class Distillation(nn.Module):
             labels=batch.tokens.flatten()[position + 1],
             position=position,
             share=self.target_share,
-            dtype=torch.promote_types(rows.features.dtype, torch.float32),
+            dtype=dtype,
         )
-        weight, weights = drafter.vocabulary_layer.weight, step_weights[rows.step - 1]
-        total, losses = head_loss(rows.features, weight, weights, teacher)
-        per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
-        return _Loss(total, per_step.index_add_(0, rows.step - 1, losses))
+        weights = step_weights[rows.step - 1]
+        totals, per_step = [], torch.zeros(self.num_steps, dtype=dtype, device=weights.device)
+        for layer, chosen in _rows_by_layer(drafter, rows.step, self.num_steps):
+            given = rows.features[chosen], layer.weight, weights[chosen]
+            total, losses = head_loss(*given, teacher.of(chosen))
+            totals.append(total)
+            per_step.index_add_(0, rows.step[chosen] - 1, losses)
+        return _Loss(torch.stack(totals).sum(), per_step)
+
+
+def _rows_by_layer(
+    drafter: DraftHead, step: Tensor, num_steps: int
+) -> Iterator[tuple[nn.Linear, Tensor]]:
+    """Each vocabulary-wide layer, and the rows [n] int64 of N that it ranks tokens for.
+
+    `step` [N] int64 is that of the rows, from 1.
+    """
+    depths = defaultdict(list)
+    for depth in range(num_steps):
+        depths[drafter.layer_of(depth)].append(depth)
+    for layer, of_layer in depths.items():
+        yield layer, torch.isin(step - 1, step.new_tensor(of_layer)).nonzero().squeeze(1)

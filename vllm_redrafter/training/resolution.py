@@ -176,6 +176,7 @@ def _new_head(config: TrainingConfig, rows: TextRows, target: Target) -> HeadPla
 
 def _trained_head(initial: Checkpoint, config: TrainingConfig, adds_selector: bool) -> HeadPlan:
     head, layers = initial.head, _layers(config)
+    head.require_beam_length(f"training: unroll_steps with {initial.model!r}", config.unroll_steps)
     # A drafter that reads no layers may read some from now on, unless its weights stay.
     if layers != head.target_layers and (head.target_layers or adds_selector):
         raise ConfigError(
