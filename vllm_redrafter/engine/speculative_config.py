@@ -5,8 +5,6 @@ A checkpoint is named by `--spec-model`, by the speculative config's `model`, or
 the target: `vllm serve DRAFTER`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
