@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of vLLM this project relies on, read from its sources; as a script, records a version.
+"""What of vLLM this project relies on, read from its sources, and what is recorded of it.
 
-A difference or missing symbol needs a reason in `vllm_symbols.json` why it does not concern us.
+`scripts/record_vllm.py` records a version. A difference or missing symbol needs a reason in
+`vllm_symbols.json` why it does not concern us.
 """
 
-import argparse
 import ast
 import functools
 import json
-import re
-import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 
 import vllm_redrafter
@@ -128,60 +125,13 @@ class Record:
 def read_records() -> dict[str, Record]:
     """The recorded versions, the oldest first."""
     found = json.loads(RECORDED.read_text())
-    return {version: Record(**found[version]) for version in sorted(found, key=_numbers)}
-
-
-def with_version(
-    records: Mapping[str, Record], version: str, symbols: dict[str, str | None]
-) -> dict[str, Record]:
-    """The records with one more, or with one renewed; reasons that were given are kept."""
-    old = records.get(version, Record({}, {}, {}))
-    added = {**records, version: Record(symbols, old.differences, old.absent)}
-    ordered = {v: added[v] for v in sorted(added, key=_numbers)}
-    for before, later in pairwise(ordered.values()):
-        known = before.symbols.keys() | later.symbols.keys()
-        names = (n for n in known if before.symbols.get(n) != later.symbols.get(n))
-        later.differences = {name: later.differences.get(name, "") for name in sorted(names)}
-    oldest = next(iter(ordered.values()))
-    oldest.differences = {}
-    for record in ordered.values():
-        absent = [name for name, found in record.symbols.items() if found is None]
-        record.absent = {name: record.absent.get(name, "") for name in absent}
-    return ordered
+    return {version: Record(**found[version]) for version in sorted(found, key=numbers)}
 
 
 def unjudged(record: Record) -> list[str]:
     """The differences and missing symbols that no reason is given for."""
     reasons = [*record.differences.items(), *record.absent.items()]
     return sorted({name for name, reason in reasons if not reason.strip()})
-
-
-def described(records: Mapping[str, Record], version: str) -> Iterator[str]:
-    """Lines that tell what is different in a version, and why that does not concern us."""
-    versions = list(records)
-    record = records[version]
-    yield f"vLLM {version}: {len(record.symbols)} symbols"
-    if (index := versions.index(version)) > 0:
-        before = records[versions[index - 1]]
-        yield f"{len(record.differences)} differ from vLLM {versions[index - 1]}:"
-        for name, reason in record.differences.items():
-            yield f"  {name}"
-            yield f"    - {before.symbols.get(name)}"
-            yield f"    + {record.symbols.get(name)}"
-            yield f"    {reason or 'no reason yet'}"
-    yield f"{len(record.absent)} do not exist:"
-    for name, reason in record.absent.items():
-        yield f"  {name}"
-        yield f"    {reason or 'no reason yet'}"
-
-
-def version_of(root: Path) -> str:
-    """The version of the vLLM below `root`, without a local part such as `+cpu`."""
-    file = root / "vllm" / "_version.py"
-    if not file.exists():
-        sys.exit(f"{root}: there is no vllm/_version.py below it; name the folder that has vllm/")
-    found = re.search(r"^__version__ = .*['\"]([\d.]+)", file.read_text(), re.MULTILINE)
-    return found[1] if found else sys.exit(f"{file}: it has no __version__")
 
 
 def installed_root() -> Path:
@@ -191,34 +141,5 @@ def installed_root() -> Path:
     return Path(spec.origin).parents[1]
 
 
-def _numbers(version: str) -> list[int]:
+def numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Record what a version of vLLM has of the symbols that we rely on, and print "
-        "what is different there from the version before it."
-    )
-    parser.add_argument(
-        "root",
-        type=Path,
-        nargs="?",
-        help="a folder that has vllm/, such as an unpacked wheel (default: the installed vLLM's)",
-    )
-    parser.add_argument("--print-only", action="store_true", help="do not write the record")
-    arguments = parser.parse_args()
-    root = arguments.root or installed_root()
-    version = version_of(root)
-    records = with_version(read_records(), version, signatures(root, names()))
-    print("\n".join(described(records, version)))
-    if arguments.print_only:
-        return
-    values = {version: asdict(record) for version, record in records.items()}
-    RECORDED.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
-    if missing := unjudged(records[version]):
-        print(f"write {len(missing)} reason(s) into {RECORDED}")
-
-
-if __name__ == "__main__":
-    main()
