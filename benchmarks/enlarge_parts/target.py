@@ -62,18 +62,9 @@ def enlarge_target(
 ) -> tuple[Any, Any]:
     """Write the target: a file of weights per layer, and the source's tokenizer.
 
-    Args:
-        source: the small target's folder.
-        output: the large one's, made.
-        shape: sizes by LlamaConfig's names.
-        dtype: of the weights.
-
-    Returns:
-        The small target's config and the large one's.
-
-    Raises:
-        EnlargeError: the source holds no plain Llama with its weights in one file, or not the
-            smaller one.
+    The folder `output` is made; `shape` has sizes by LlamaConfig's names. Returned are the small
+    target's config and the large one's. An EnlargeError where the source holds no plain Llama with
+    its weights in one file, or not the smaller one.
     """
     from transformers import AutoConfig, LlamaConfig
 
@@ -220,10 +211,7 @@ def _layer(
 def _head_rows(heads: Tensor, small: Any, large: Any) -> Tensor:
     """Where the small heads' rows are in a large projection: int64, by the small one's row.
 
-    Args:
-        heads: by the small one's head, the large one's.
-        small: the small target's config.
-        large: the large one's.
+    `heads` are the large one's heads, by the small one's.
     """
     half = small.head_dim // 2
     pairs = torch.arange(half) * (large.head_dim // small.head_dim)

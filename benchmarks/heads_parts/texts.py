@@ -24,18 +24,10 @@ ROWS_AT_ONCE = 8
 def read_texts(
     target: Target, model: Any, folder: Path, number: int, layers: Sequence[int], length: int
 ) -> tuple[str, ListRows]:
-    """The first conversations of a data folder: by what temperature, and rows with everything.
+    """The first conversations that `generate-data` wrote: by what temperature, and as rows.
 
-    Args:
-        target: the target.
-        model: the target.
-        folder: what `generate-data` wrote.
-        number: how many rows; at most what there is.
-        layers: whose hidden states stand beside the last ones, n of them: [T, (1 + n) H] float32.
-        length: rows are cut to this many tokens.
-
-    Raises:
-        ConfigError: no such data.
+    They are `number` at most, and of `length` tokens at most. Hidden states of the n `layers` stand
+    beside the last ones, [T, (1 + n) H] float32. A ConfigError where there is no such data.
     """
     info, dataset = read_checked(folder, target)
     temperature = info.sampling.temperature

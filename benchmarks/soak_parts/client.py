@@ -66,11 +66,9 @@ class Client:
         self._model = model
 
     async def ask(self, body: Mapping[str, Any], abort_after: int | None = None) -> Outcome:
-        """Send one request and wait for its end, or go away before.
+        """Send one request, its body without the model, and wait for its end, or go away before.
 
-        Args:
-            body: without the model.
-            abort_after: see `Request`.
+        For `abort_after` see `Request`.
         """
         outcome = Outcome([Choice() for _ in range(body.get("n", 1))])
         limit = SECONDS_FOR_AN_ANSWER

@@ -11,13 +11,7 @@ LOG_PROB_TOLERANCE = 1e-3
 
 
 def difference(request: Request, found: Outcome, plain: Outcome) -> str | None:
-    """In what an answer differs from plain vLLM's; None where it does not.
-
-    Args:
-        request: what was asked.
-        found: what the server with a drafter answered.
-        plain: what plain vLLM answered.
-    """
+    """In what an answer differs from plain vLLM's; None where it does not."""
     if plain.error is not None:
         return f"plain vLLM did not answer: {plain.error}"
     for number, (ours, theirs) in enumerate(zip(found.choices, plain.choices, strict=True)):

@@ -24,12 +24,7 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
     """Seconds after the start at which each request arrives, in order.
 
     Between bursts the gaps are exponential: nobody knows of anybody. They are so long that bursts
-    and the rest together have the rate.
-
-    Args:
-        count: how many requests.
-        rate: requests per second.
-        seed: of the gaps.
+    and the rest together have the rate, in requests per second.
     """
     source = random.Random(seed)
     gaps_per_second = rate * BETWEEN / (BURST + BETWEEN)
@@ -54,16 +49,9 @@ async def capacity(client: Client, bodies: Sequence[Mapping[str, Any]], in_fligh
 async def apply(
     client: Client, requests: Sequence[Request], times: Sequence[float]
 ) -> tuple[list[Outcome], float]:
-    """Send each request at its time.
+    """Send each request at its time, in seconds from the start.
 
-    Args:
-        client: sends to the server.
-        requests: in the order of their arrival.
-        times: seconds from the start.
-
-    Returns:
-        By the requests' order what came of each; and the seconds from the first arrival to the last
-        end.
+    Returned are what came of each, and the seconds from the first arrival to the last end.
     """
     begin = perf_counter()
 

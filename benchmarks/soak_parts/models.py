@@ -28,14 +28,7 @@ SHIFT = 8.0
 
 
 def write_models(folder: Path) -> tuple[Path, Path]:
-    """Write a target with a tokenizer and a drafter for it.
-
-    Args:
-        folder: where to make two folders.
-
-    Returns:
-        The target's and the drafter's.
-    """
+    """Write a target with a tokenizer and a drafter for it; the target's folder and its own."""
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(VOCABULARY, HIDDEN, generator=generator)
     embeddings *= HIDDEN**0.5 / embeddings.norm(dim=1, keepdim=True)

@@ -76,13 +76,7 @@ class Request:
 
 
 def requests(count: int, vocabulary: int, seed: int) -> list[Request]:
-    """The requests of a run.
-
-    Args:
-        count: how many.
-        vocabulary: token ids of prompts are below it, and above the two special ones.
-        seed: of everything that is drawn.
-    """
+    """The requests of a run; token ids of prompts are from 2, the first two being special ones."""
     source = random.Random(seed)
     shared = [source.randrange(2, vocabulary) for _ in range(SHARED)]
     return [_request(number, source, shared, vocabulary) for number in range(count)]

@@ -101,12 +101,7 @@ class Measurement:
 def with_totals(runs: Sequence[Run]) -> list[Run]:
     """The runs, and for each concurrency and temperature with several tasks one of all of them.
 
-    Args:
-        runs: of one method in one repeat.
-
-    Returns:
-        `runs`, then the totals, whose task is None: outputs one after the other, and everything
-        else summed.
+    The totals come last, their task None: outputs one after the other, everything else summed.
     """
     found: dict[tuple[int, float], list[Run]] = {}
     for run in runs:
