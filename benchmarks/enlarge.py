@@ -11,8 +11,9 @@ Llama-3-8B's sizes, in bf16, and the logits of TARGET's tokens are TARGET's, but
 are the drafter's.
 
 It is a means of measuring, and no model: nothing is known that the small target did not know, and
-prompts have to be of TARGET's kind. TARGET is a Llama, DRAFTER a gated head, with a selector or
-without, that reads the last hidden state.
+prompts have to be of TARGET's kind. TARGET is a Llama. DRAFTER is a gated head that reads the last
+hidden state, or a speculator of MLP or LSTM, which becomes as wide as the large target (4096) and
+keeps the levels that it was trained for; with a selector or without.
 """
 
 from __future__ import annotations

@@ -1,26 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gated head of larger sizes with the logits of a small one, for `target.py`'s target.
+"""A gated head or a speculator of larger sizes, with a small one's logits, for `target.py`'s.
 
-Its state begins as the target's hidden state, [x ; c ; 0]: a small constant c after the small one's
-numbers. n(x) has sqrt(H) before it, so that what reads it is multiplied by sqrt(H / H'), the small
-hidden size over the large one. The gate keeps the constant as it is, and tokens that the small
-vocabulary has not read it alone. A selector's rank is that of a new
-head, the further numbers zeros.
+The small one's numbers come first, and zeros after them, which stay zeros. n(x) has the root of the
+width before it, so that what reads it is multiplied by sqrt(H / H'), the small width over the large
+one. A selector's rank is that of a new head. Tokens that the small vocabulary has not read a small
+constant c alone, which the state has behind the small one's numbers:
+
+- A gated head's state begins as the target's hidden state, [x ; c ; 0], and its gate keeps c.
+- A speculator makes c at every depth, as a bias of its last norm. It keeps the levels that it was
+  trained for, so that alpha grows with the root of its width, and the table's rows shrink by that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from enlarge_parts.target import EnlargeError, Filler, vocabulary_rows
+from enlarge_parts.target import CONSTANT, EnlargeError, Filler, vocabulary_rows
 from vllm_redrafter import save_drafter
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.heads.gated import GatedConfig, GatedHead
-from vllm_redrafter.heads.selector import Selector, SelectorConfig
+from vllm_redrafter.heads.gated import GatedHead
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.registry import build_head
+from vllm_redrafter.heads.selector import SelectorConfig
+from vllm_redrafter.heads.speculators import LstmSpeculator, MlpSpeculator
 
 KEEPS = 64.0
 """A gate's bias whose sigmoid is 1."""
@@ -29,79 +38,99 @@ KEEPS = 64.0
 def enlarge_drafter(
     source: Path, output: Path, targets: tuple[Any, Any], ranked: int, dtype: torch.dtype
 ) -> None:
-    """Write the drafter.
+    """Write the drafter, which ranks so many tokens; `targets` are what `enlarge_target` returned.
 
-    Args:
-        source: the small drafter's folder.
-        output: the large one's.
-        targets: the configs of the small target and of the large one.
-        ranked: tokens that it ranks.
-        dtype: of the weights.
-
-    Raises:
-        EnlargeError: the source is no such head of the last hidden state, or the larger one.
-        ConfigError: the source is no drafter.
+    A ConfigError where the source is no drafter, an EnlargeError where it is no such head of the
+    last hidden state, or the larger one.
     """
     small, (its, large) = load_drafter(str(source)), targets
-    if not isinstance(small, GatedHead) or small.config.target_layers:
+    known = isinstance(small, GatedHead | MlpSpeculator | LstmSpeculator)
+    if not known or small.config.target_layers:
         raise EnlargeError(
             f"the drafter's head is a {small.config.model_type} of the target's layers "
-            f"{small.config.target_layers}: expected a gated one that reads the last hidden state"
+            f"{small.config.target_layers}: expected a gated one or a speculator that reads the "
+            "last hidden state"
         )
-    if small.config.hidden_size != its.hidden_size:
+    widths = small.config.hidden_size, small.config.feature_width
+    if widths[0] != its.hidden_size or widths[1] >= large.hidden_size:
         raise EnlargeError(
-            f"the drafter's hidden size is {small.config.hidden_size}, the target's "
-            f"{its.hidden_size}: expected a pair"
+            f"the drafter's hidden size is {widths[0]}, the target's {its.hidden_size}, and its "
+            f"own width {widths[1]}: expected a pair, narrower than {large.hidden_size}"
         )
     already, ranked = small.config.num_ranked_tokens, min(ranked, large.vocab_size)
-    if not already <= ranked <= already + large.vocab_size - its.vocab_size:
+    if not already <= ranked <= (most := already + large.vocab_size - its.vocab_size):
         raise EnlargeError(
-            f"--draft-vocab-size {ranked}: the drafter ranks {already} tokens itself"
+            f"--draft-vocab-size {ranked}: the drafter ranks {already} tokens itself; give that "
+            f"many to {most}"
         )
     with torch.no_grad():
         made = enlarged(small, large.hidden_size, large.vocab_size, ranked)
     save_drafter(made.to(dtype), output)
 
 
-def enlarged(small: GatedHead, wide: int, vocabulary: int, ranked: int) -> GatedHead:
+def enlarged(small: Any, wide: int, vocabulary: int, ranked: int) -> DraftHead:
     """The large head: of `ranked` tokens the small one's come first, then some of the new ones."""
-    config, hidden = small.config, small.config.hidden_size
-    selector = config.selector and SelectorConfig(config.selector.depths, max(1, wide // 4))
-    sizes: dict[str, Any] = {"draft_vocab_size": ranked, "selector": selector}
-    layers = config.num_draft_layers
-    large = GatedHead(GatedConfig(vocabulary, wide, num_draft_layers=layers, **sizes))
-    smaller = (hidden / wide) ** 0.5
-    at = torch.arange(hidden)
-    both = torch.cat([at, at + wide])
-    place(large.cell, both, both, small.cell, smaller)
-    large.cell.bias[hidden] = KEEPS
-    for block, its in zip(large.blocks, small.blocks, strict=True):
-        place(block, at, at, its, smaller)
-    if small.selector is not None and large.selector is not None:
-        _place_selector(large.selector, small.selector, smaller)
-    large.scale[at] = small.scale * smaller
-    large.scale[hidden] = 1.0
-    rows = vocabulary_rows(small.lm_head.weight, ranked, wide, Filler(torch.float32))
-    large.lm_head.weight.copy_(rows)
+    config = small.config
+    sizes: dict[str, Any] = {"vocab_size": vocabulary, "draft_vocab_size": ranked}
+    sizes |= {name: wide for name in ("hidden_size", "width") if hasattr(config, name)}
+    if config.selector is not None:
+        sizes["selector"] = SelectorConfig(config.selector.depths, max(1, wide // 4))
+    large: Any = build_head(replace(config, **sizes))
+    layers = _gated(large, small) if isinstance(small, GatedHead) else _speculator(large, small)
+    for layer, its in layers:
+        rows = vocabulary_rows(its.weight, ranked, wide, Filler(torch.float32))
+        layer.weight.copy_(rows)
+    if config.selector is not None:
+        smaller = (config.feature_width / wide) ** 0.5
+        place(large.selector.down, small.selector.down, smaller, config.selector.depths)
+        large.selector.up.zero_()
+        large.selector.up[:, : config.feature_width, : config.selector.rank] = small.selector.up
     known = small.target_tokens(torch.arange(config.num_ranked_tokens))
     further = config.vocab_size + torch.arange(ranked - len(known))
     large.keep_tokens(torch.cat([known, further]))
     return large
 
 
-def _place_selector(large: Selector, small: Selector, smaller: float) -> None:
-    depths, rank, wide = small.sizes.depths, small.sizes.rank, large.sizes.rank
-    width = small.up.shape[1]
-    of_rank = torch.arange(rank)
-    rows = (torch.arange(depths)[:, None] * wide + of_rank).flatten()
-    place(large.down, rows, torch.arange(width), small.down, smaller)
-    large.up.zero_()
-    large.up[:, :width, :rank] = small.up
+def _gated(large: Any, small: Any) -> Iterable[tuple[nn.Linear, nn.Linear]]:
+    """Place all but the output layer, and return the pair of these."""
+    hidden = small.config.hidden_size
+    smaller = (hidden / large.config.hidden_size) ** 0.5
+    place(large.cell, small.cell, smaller, 2, 2)
+    large.cell.bias[hidden] = KEEPS
+    place(large.blocks, small.blocks, smaller)
+    large.scale.zero_()
+    large.scale[:hidden] = small.scale * smaller
+    large.scale[hidden] = 1.0
+    return [(large.lm_head, small.lm_head)]
 
 
-def place(large: Any, rows: Tensor, columns: Tensor, small: Any, factor: float = 1.0) -> None:
-    """A small layer's numbers, its weights times a factor, in a large one, and zeros around."""
-    large.weight.zero_()
-    large.weight[rows[:, None], columns] = small.weight * factor
-    large.bias.zero_()
-    large.bias[rows] = small.bias
+def _speculator(large: Any, small: Any) -> Iterable[tuple[nn.Linear, nn.Linear]]:
+    """Place all but the output layers, and return the pairs of these."""
+    its, wide = small.config, large.config.width
+    smaller = (its.width / wide) ** 0.5
+    place(large.emb, small.emb, its.alpha / large.config.alpha)
+    place(large.proj, small.proj, 1.0, small.num_gates)
+    if its.scale_input:
+        large.proj[0].weight *= (its.hidden_size / wide) ** 0.5
+    is_mlp = isinstance(small, MlpSpeculator)
+    for name in ("ln",) if is_mlp else ("cell_ln", "state_ln"):
+        place(getattr(large, name), getattr(small, name), smaller)
+    for norm in large.ln if is_mlp else [large.state_ln]:
+        norm.bias[its.width] = CONSTANT
+    return zip(large.head, small.head, strict=True)
+
+
+def place(large: nn.Module, small: nn.Module, factor: float = 1.0, *parts: int) -> None:
+    """A small layer's numbers, its weights times a factor, in a large one, and zeros around.
+
+    Each of so many equal `parts` of rows, and of columns, begins with the small one's.
+    """
+    for name, its in small.named_parameters():
+        ours, numbers = (_split(t, parts) for t in (large.get_parameter(name).zero_(), its))
+        by = factor if name.endswith("weight") else 1.0
+        ours[tuple(map(slice, numbers.shape))] = numbers * by
+
+
+def _split(tensor: Tensor, parts: Sequence[int]) -> Tensor:
+    sizes = zip_longest(tensor.shape, parts[: tensor.dim()], fillvalue=1)
+    return tensor.view([n for size, by in sizes for n in (by, size // by)])

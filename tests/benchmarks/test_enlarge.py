@@ -11,9 +11,12 @@ from enlarge_parts import target as targets
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from vllm_redrafter import new_head, save_drafter
+from vllm_redrafter import save_drafter
 from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.heads.gated import GatedConfig
+from vllm_redrafter.heads.registry import build_head
 from vllm_redrafter.heads.selector import SelectorConfig
+from vllm_redrafter.heads.speculators import LstmSpeculatorConfig, MlpSpeculatorConfig
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -35,6 +38,13 @@ LARGE: dict[str, Any] = {
 }
 RANKED = 70
 SEED = 0
+SIZES, SELECTOR = (SMALL["vocab_size"], SMALL["hidden_size"]), SelectorConfig(2, 5)
+DRAFTERS = {
+    "gated": GatedConfig(*SIZES, num_draft_layers=1, selector=SELECTOR),
+    "mlp": MlpSpeculatorConfig(*SIZES, width=24, num_levels=3, scale_input=True),
+    "lstm": LstmSpeculatorConfig(*SIZES, width=40, num_levels=3, selector=SELECTOR),
+    "untied": MlpSpeculatorConfig(*SIZES, width=24, num_levels=3, tied=False),
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +59,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
     target.save_pretrained(folder / "target")
-    sizes: dict[str, Any] = {"num_draft_layers": 1, "selector": SelectorConfig(2, 5)}
-    head = new_head("gated", SMALL["vocab_size"], SMALL["hidden_size"], **sizes)
-    for weight in head.parameters():
-        torch.nn.init.normal_(weight, std=0.3)
-    save_drafter(head, folder / "drafter")
+    for name, sizes in DRAFTERS.items():
+        head = build_head(sizes)
+        for weight in head.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+        save_drafter(head, folder / name)
     return folder
 
 
@@ -61,7 +71,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def large(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large")
     found = targets.enlarge_target(small / "target", folder / "target", LARGE, torch.float32)
-    drafters.enlarge_drafter(small / "drafter", folder / "drafter", found, RANKED, torch.float32)
+    for name in DRAFTERS:
+        drafters.enlarge_drafter(small / name, folder / name, found, RANKED, torch.float32)
     return folder
 
 
@@ -82,22 +93,28 @@ def test_the_large_target_has_the_logits_of_the_small_one(small: Path, large: Pa
     assert logits[..., 50:].max() < expected.min() - 30
 
 
+@pytest.mark.parametrize("name", DRAFTERS)
 @torch.no_grad()
-def test_the_large_drafter_has_the_logits_of_the_small_one(small: Path, large: Path) -> None:
+def test_the_large_drafter_has_the_logits_of_the_small_one(
+    name: str, small: Path, large: Path
+) -> None:
     tokens = torch.randint(SMALL["vocab_size"], (3, 20), generator=torch.manual_seed(SEED))
     found = []
     for folder in (small, large):
         hidden, _ = hidden_and_logits(folder, tokens)
         model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
-        head = load_drafter(str(folder / "drafter"))
-        embed = model.get_input_embeddings()
+        head = load_drafter(str(folder / name))
+        embed = head.embedding_of(model.get_input_embeddings())
         condition = head.condition(hidden)
-        state = head.start(condition, embed(tokens))
-        first = head.logits(condition, state, 0)
-        second = head.logits(condition, head.advance(state, embed(tokens), 1), 1)
-        selected = head.vocabulary_layer(head.base_features(condition, state, 3))
-        found.append((first, second, selected))
-    for expected, logits in zip(*found, strict=True):
-        assert logits.shape[-1] == RANKED
-        torch.testing.assert_close(logits[..., :50], expected, rtol=1e-3, atol=1e-3)
-        assert logits[..., 50:].max() < expected.min() - 30
+        state = head.start(condition, embed(tokens, 0))
+        logits = [head.logits(condition, state, 0)]
+        if head.selector is not None:
+            logits.append(head.vocabulary_layer(head.base_features(condition, state, 3)))
+        for depth in (1, 2):
+            state = head.advance(state, embed(tokens, depth), depth)
+            logits.append(head.logits(condition, state, depth))
+        found.append(logits)
+    for expected, logits_of_large in zip(*found, strict=True):
+        assert logits_of_large.shape[-1] == RANKED
+        torch.testing.assert_close(logits_of_large[..., :50], expected, rtol=1e-3, atol=1e-3)
+        assert logits_of_large[..., 50:].max() < expected.min() - 30

@@ -4,6 +4,8 @@
 MLX checks no index: a token id beyond the vocabulary reads or writes beyond an array.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 import logging

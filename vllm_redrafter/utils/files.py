@@ -4,6 +4,8 @@
 Until then they have another name beside it, which is removed when the writing fails.
 """
 
+from __future__ import annotations
+
 import fcntl
 import glob
 import os
