@@ -22,6 +22,8 @@ os.environ["PYTHONPATH"] = python_path(SUPPORT)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
+# A target of a user's engine is compiled for 20 s; engine/cpu/test_parity.py does that once.
+os.environ["TORCH_COMPILE_DISABLE"] = "1"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 

@@ -5,8 +5,6 @@ Names are imported when they are asked for: vLLM imports this package in all of 
 the command line answers `--help`, without waiting for torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How to speculate; what a drafter is, `heads/head.py` says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 

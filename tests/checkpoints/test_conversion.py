@@ -139,11 +139,7 @@ def test_apples_form_has_apples_entries_alone(source: Path, destination: Path) -
     ],
 )
 def test_what_apples_form_cannot_hold_is_refused(
-    tmp_path: Path,
-    destination: Path,
-    config: RecurrentConfig,
-    verifier: str | None,
-    message: str,
+    tmp_path: Path, destination: Path, config: RecurrentConfig, verifier: Any, message: str
 ) -> None:
     write(tmp_path / "a", config)
     with pytest.raises(ConfigError, match=message):
@@ -194,7 +190,6 @@ NO_DRAFTER = "not a ReDrafter's weights: expected one matrix"
         ({"lm_head.0.weight": torch.zeros(2)}, NO_DRAFTER),
         ({"lm_head.0.weight": torch.zeros(11, 7)}, "the head reads 7 numbers"),
     ],
-    ids=["nothing", "another", "two last layers", "a vector", "an odd input"],
 )
 def test_another_models_tensors_are_refused(
     source: Path, destination: Path, tensors: dict[str, Tensor], message: str
@@ -216,28 +211,16 @@ def test_another_models_tensors_are_refused(
         ({"model_type": "medusa"}, {}, "type 'medusa', a ReDrafter's says .* or \"redrafter_gated"),
         (
             {"vocab_size": None},
-            {"d2t": torch.zeros(11, dtype=torch.int64)},
-            "must say vocab_size, the target's: d2t and a last l",
+            {"d2t": torch.zeros(11).long()},
+            "must say vocab_size, the target's",
         ),
-        (
-            {},
-            {"lm_heads.2.weight": torch.zeros(11, 6)},
-            r"lm_heads?\.2\.weight are one tensor",
-        ),
-        (
-            {},
-            {"rnn_u.bias": torch.zeros(4, dtype=torch.int8)},
-            r"be float32.* but rnn_u\.bias is int8",
-        ),
+        ({}, {"lm_heads.2.weight": torch.zeros(11, 6)}, r"lm_heads?\.2\.weight are one tensor"),
+        ({}, {"rnn_u.bias": torch.zeros(4).char()}, r"be float32.* but rnn_u\.bias is int8"),
     ],
     ids=str,
 )
 def test_contradictions_and_damaged_tensors_are_refused(
-    source: Path,
-    destination: Path,
-    entries: dict[str, Any],
-    tensors: dict[str, Tensor],
-    message: str,
+    source: Path, destination: Path, entries: dict[str, Any], tensors: Any, message: str
 ) -> None:
     edit_config(source, lambda values: values.update(entries))
     edit_tensors(source, lambda stored: stored.update(tensors))
@@ -280,38 +263,15 @@ def test_other_content_is_left_alone(source: Path, destination: Path) -> None:
 
 
 @pytest.mark.parametrize("existed", [True, False])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failure_leaves_nothing_behind(
-    source: Path, destination: Path, existed: bool, error: BaseException
-) -> None:
+def test_a_failure_leaves_nothing_behind(source: Path, destination: Path, existed: bool) -> None:
     if existed:
         destination.mkdir()
     (source / "README.md").write_text("the last file to be written")
-    with (
-        patch.object(shutil, "copyfile", side_effect=error),
-        pytest.raises((ConfigError, KeyboardInterrupt)),
-    ):
+    full = patch.object(shutil, "copyfile", side_effect=OSError(28, "No space left on device"))
+    with full, pytest.raises(ConfigError, match=r"could not be written: .* make room"):
         convert(str(source), destination)
     assert files(source.parent) == (["destination", "source"] if existed else ["source"])
     assert not existed or not files(destination)
-
-
-def test_a_destination_that_was_filled_meanwhile_is_left_alone(
-    source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (source / "README.md").write_text("the last file to be written")
-    real = shutil.copyfile
-
-    def copy(*args: Any) -> None:
-        real(*args)
-        destination.mkdir()
-        (destination / "model.safetensors").write_text("another's")
-
-    monkeypatch.setattr(shutil, "copyfile", copy)
-    with pytest.raises(ConfigError, match="could not be written"):
-        convert(str(source), destination)
-    assert [path.read_text() for path in destination.iterdir()] == ["another's"]
-    assert files(source.parent) == ["destination", "source"]
 
 
 # --- The hub, and the command ---
@@ -350,13 +310,10 @@ def test_the_command_converts_and_says_what_it_did(source: Path, destination: Pa
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "known"),
-    [("to", "eagle", "own, apple"), ("dtype", "int8", "float32, bfloat16, float16")],
+    ("option", "message"), [("to", "must be one of own, apple"), ("dtype", "one of float32, bfl")]
 )
-def test_the_command_refuses_with_a_message_and_status_1(
-    source: Path, destination: Path, option: str, value: str, known: str
+def test_forms_and_dtypes_that_there_are_not_are_refused(
+    source: Path, destination: Path, option: str, message: str
 ) -> None:
-    result = command(source, destination, f"--{option}", value)
-    assert result.exit_code == 1
-    assert result.output.startswith(f"error: --{option} must be one of {known}, got '{value}'")
-    assert not destination.exists()
+    result = command(source, destination, f"--{option}", "eagle")
+    assert result.exit_code == 1 and message in result.output and not destination.exists()

@@ -36,14 +36,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "drafter"
 
 
-@pytest.fixture
-def reduced(tmp_path: Path) -> Path:
-    drafter = RecurrentHead(REDUCED)
-    drafter.keep_tokens(torch.tensor([2, 3, 39]))
-    save_drafter(drafter, tmp_path / "reduced")
-    return tmp_path / "reduced"
-
-
 def save_target(folder: Path, **sizes: int) -> str:
     values = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 8}
     LlamaConfig(**values | sizes).save_pretrained(folder)
@@ -102,8 +94,11 @@ def test_the_command_shows_all_of_it(folder: Path) -> None:
     assert not any(line.startswith("draft_vocab_size") for line in lines)
 
 
-def test_the_command_says_what_a_checkpoint_does_not_record(reduced: Path) -> None:
-    output = command(reduced).output
+def test_the_command_says_what_a_checkpoint_does_not_record(tmp_path: Path) -> None:
+    drafter = RecurrentHead(REDUCED)
+    drafter.keep_tokens(torch.tensor([2, 3, 39]))
+    save_drafter(drafter, tmp_path)
+    output = command(tmp_path).output
     assert "draft vocabulary: 3 of the target's 40 tokens (7.5%), d2t" in output
     assert "trained for a target that is not recorded" in output
     assert "training: nothing is recorded" in output

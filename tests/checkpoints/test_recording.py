@@ -68,19 +68,12 @@ def test_every_other_entry_stays(folder: Path) -> None:
 
 
 def test_how_nodes_are_accepted_is_recorded_where_it_was_measured(folder: Path) -> None:
+    edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=[]))
     measured = PerSampling(sampled=AcceptanceRecord(0.5, (0.25,), ((0.75, 0.125),)))
     save_shape(str(folder), SHAPE, measured)
     save_shape(str(folder), SHAPE)
-    assert acceptance_of(read_config(str(folder))) == measured
-
-
-def test_an_empty_list_of_methods_gets_its_first(folder: Path) -> None:
-    edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=[]))
-    save_shape(str(folder), SHAPE)
-    recorded = read_config(str(folder))["speculators_config"]
-    assert shape_of(read_config(str(folder))) == RECORDED
-    assert recorded["proposal_methods"][0]["proposal_type"] == "redrafter"
-    assert recorded["default_proposal_method"] == "redrafter"
+    recorded = read_config(str(folder))
+    assert acceptance_of(recorded) == measured and shape_of(recorded) == RECORDED
 
 
 # --- Refusals: nothing is written ---

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads other than Apple's, one of another package among them, served by both engines."""
+"""Heads other than Apple's, also of other packages and authors, served by both engines."""
 
+import json
 import runpy
 import site
 import sys
@@ -15,6 +16,7 @@ import pytest
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.models.published_speculators import D, make_lstm, make_mlp
 from redrafter_testing.models.tiny_models import make_reciting
 from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
@@ -33,7 +35,7 @@ class Head(NamedTuple):
     setup: list[Callable[[], object]]
 
 
-@pytest.fixture(scope="module", params=["gated", "bigram"])
+@pytest.fixture(scope="module", params=["gated", "bigram", "mlp", "lstm"])
 def head(
     request: pytest.FixtureRequest,
     few_tokens_target: Path,
@@ -45,6 +47,12 @@ def head(
         asked = few_tokens.requests("greedy").prompts
         rows = list(map(answered, asked, few_tokens_plain["greedy"]))
         make_reciting(folder, few_tokens_target, rows, target_layers=(1,))
+    elif request.param != "bigram":
+        target = json.loads((few_tokens_target / "config.json").read_text())
+        sizes = target["hidden_size"], D, target["vocab_size"]
+        # In the form that its authors publish.
+        make = make_mlp if request.param == "mlp" else make_lstm
+        make(folder, sizes=sizes, all_names=False, safe=True)
     else:
         with patch.object(sys, "argv", ["bigram_head.py", str(few_tokens_target), str(folder)]):
             runpy.run_path(str(EXAMPLES / "bigram_head.py"), run_name="__main__")

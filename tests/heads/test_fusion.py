@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fused head is the plain one on h + F [the layers' outputs, normed], whichever head it is."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,8 @@ from torch.nn import functional as F
 
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
+from vllm_redrafter.heads.registry import NAMES, new_head
 from vllm_redrafter.tree.beam_search import beam_search
-from vllm_redrafter.utils.errors import ConfigError
 
 V, H, R, LAYERS = 11, 6, 3, (1, 3, 4)
 
@@ -58,13 +56,3 @@ def test_it_is_the_plain_head_on_the_fused_state(name: str) -> None:
         found = beam_search(form, embed, given, roots, 4, 3)
         assert torch.equal(found.tokens, nodes.tokens)
         close(found.log_probs, nodes.log_probs)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_its_layers_are_read_from_config_json(name: str) -> None:
-    head, _ = pair(name)
-    values = {"model_type": head.config.model_type, **vars(head.config)}
-    read = head_config(values | {"target_layers": list(LAYERS)})
-    assert read == head.config and build_head(read).state_dict().keys() == head.state_dict().keys()
-    with pytest.raises(ConfigError, match=r"drafter config.json: target_layers must be a list"):
-        replace(head.config, target_layers="1,3")

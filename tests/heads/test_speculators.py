@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,13 +30,10 @@ from vllm_redrafter.engine.cpu.heads.forms import packed_form  # noqa: E402
 from vllm_redrafter.engine.cpu.proposer import packed  # noqa: E402
 from vllm_redrafter.engine.cpu.search import search  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
-from vllm_redrafter.heads.head import DraftHead  # noqa: E402
-from vllm_redrafter.heads.speculators import SpeculatorConfig  # noqa: E402
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search  # noqa: E402
 from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
 
 WIDTH, REQUESTS = 4, 2
-Search = Callable[[DraftHead, Tensor, Tensor, int], ExploredNodes]
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
@@ -44,17 +42,12 @@ def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def head(published: Path) -> DraftHead:
+def head(published: Path) -> Any:
     """Read in place where it is safetensors, and else converted."""
     if (published / "pytorch_model.bin").is_file():
         convert(str(published), published / "converted")
         published /= "converted"
     return load_drafter(str(published))
-
-
-def levels_of(head: DraftHead) -> int:
-    assert isinstance(head.config, SpeculatorConfig)
-    return head.config.num_levels
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,8 +68,8 @@ def inputs(levels: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def test_logits_along_a_chain_equal_the_reference_s(published: Path, head: DraftHead) -> None:
-    levels = levels_of(head)
+def test_logits_along_a_chain_equal_the_reference_s(published: Path, head: Any) -> None:
+    levels = head.config.num_levels
     hidden, paths = inputs(levels)
     read, condition = head.embedding_of(of_target), head.condition(hidden)
     state = head.start(condition, read(paths[:, 0], 0))
@@ -90,27 +83,22 @@ def test_logits_along_a_chain_equal_the_reference_s(published: Path, head: Draft
     assert (torch.stack(logits, 1) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def by_torch(head: DraftHead, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
-    return beam_search(head, of_target, hidden, roots, WIDTH, length)
+def on_kernels(head: Any, hidden: Tensor, roots: Tensor, shape: SearchShape) -> ExploredNodes:
+    return DraftSearch(head, of_target, None, shape, REQUESTS).explore(hidden, roots)[0]
 
 
-def on_cpus(head: DraftHead, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
-    form = packed_form(head, packed)
-    return search(form, of_target, hidden, roots, SearchShape(WIDTH, length))
+SEARCHES: dict[str, Callable[..., ExploredNodes]] = {
+    "torch": lambda head, *inputs: beam_search(head, of_target, *inputs[:2], *inputs[2]),
+    "CPU": lambda head, *inputs: search(packed_form(head, packed), of_target, *inputs),
+    "CUDA": on_kernels,
+}
 
 
-def on_kernels(head: DraftHead, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
-    made = DraftSearch(head, of_target, None, SearchShape(WIDTH, length), REQUESTS)
-    return made.explore(hidden, roots)[0]
-
-
-@pytest.mark.parametrize("find", [by_torch, on_cpus, on_kernels])
-def test_four_beams_are_those_of_all_continuations(
-    published: Path, head: DraftHead, find: Search
-) -> None:
-    levels = levels_of(head)
+@pytest.mark.parametrize("form", SEARCHES)
+def test_four_beams_are_those_of_all_continuations(published: Path, head: Any, form: str) -> None:
+    levels = head.config.num_levels
     hidden, roots = inputs(1)
-    found = find(head, hidden, roots[:, 0], levels)
+    found = SEARCHES[form](head, hidden, roots[:, 0], SearchShape(WIDTH, levels))
     for request in range(REQUESTS):
         expected = reference_beams(published, hidden[request], int(roots[request]), WIDTH, levels)
         paths: list[tuple[int, ...]] = [()] * WIDTH

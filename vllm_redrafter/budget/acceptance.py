@@ -16,8 +16,6 @@ have no information (a (1 - a) is 0), and a single surprise, over next to nothin
 parameters so far that nothing is ever verified again.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from types import EllipsisType
 

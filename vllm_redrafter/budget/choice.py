@@ -11,8 +11,6 @@ of drafting and of a step of so many rows,
 The rule is vLLM's own for chains (`v1/worker/gpu/spec_decode/adaptive_verification.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step costs: a table that is measured at start-up, corrected by the steps' own times."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ more of the path was accepted before. So there is a probability for each length 
 depth, of greedy and of sampled requests: a Beta distribution's mean, whose observations fade.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -7,8 +7,6 @@ So the best arm is run, and now and then another one for a few steps, the one th
 for longest. Its steps are compared with those around them: see `StepTimes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

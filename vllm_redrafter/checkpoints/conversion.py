@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vllm_redrafter.checkpoints.acceptance import ENTRY
-from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, resolve_file
+from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
+from vllm_redrafter.checkpoints.published_config import own_values
 from vllm_redrafter.checkpoints.reading import (
     build_drafter,
-    drafter_values,
     shape_of,
     verifier_of,
 )
@@ -136,7 +136,7 @@ def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
 
 def _read(source: str) -> _Source:
     """Read and check everything, so that only a full disk can stop the writing."""
-    values = drafter_values(source)
+    values = own_values(read_config(source), source)
     head = _head_of(source, values)
     paths = find_weights(source)
     where = written(paths)

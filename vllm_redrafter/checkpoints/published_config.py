@@ -23,10 +23,12 @@ _TREE = {"proposal_type": METHOD, "speculative_tokens": 12, "beam_width": 4}
 
 
 def own_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The entries of our config.json that follow from one of `MODEL_TYPE`.
+    """A config.json in our words; one that is not of `MODEL_TYPE` is in them.
 
     A ConfigError, which names `where`, says what is not read here.
     """
+    if values.get("model_type") != MODEL_TYPE:
+        return dict(values)
     method = values.get("method", "sum_rnn")
     if method not in _METHODS:
         raise ConfigError(

@@ -46,11 +46,12 @@ class Checkpoint:
     @classmethod
     def open(cls, model: str, revision: str | None = None) -> Checkpoint:
         """Read a config.json; a ConfigError where there is no ReDrafter's."""
-        return cls.of(model, revision, drafter_values(model, revision))
+        return cls.of(model, revision, read_config(model, revision))
 
     @classmethod
     def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint whose config.json has these values."""
+        values = own_values(values, model)
         head = _head_of(model, values)
         try:
             return cls(model, revision, values, head, acceptance_of(values))
@@ -86,10 +87,9 @@ class Checkpoint:
         return tensors
 
 
-def drafter_values(model: str, revision: str | None = None) -> dict[str, Any]:
-    """A drafter's config.json, a published speculator's in our words; ConfigError where unread."""
-    values = read_config(model, revision)
-    return own_values(values, model) if values.get("model_type") == MODEL_TYPE else values
+def is_drafter(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a drafter, ours or a published speculator."""
+    return values.get("model_type") in (*heads(), MODEL_TYPE)
 
 
 def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:

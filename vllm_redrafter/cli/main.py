@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: commands import what they need when they run, so that `--help` is quick."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

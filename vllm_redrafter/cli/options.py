@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of the command line, made from settings (`utils/settings.py`)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What decodes here: vLLM, or mlx-lm where vLLM is not installed (a Mac)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter capture`, `train` and `evaluate`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any

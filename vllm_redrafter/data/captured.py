@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows together with the hidden states that `capture` computed of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

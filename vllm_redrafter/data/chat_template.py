@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target's chat template, given messages as vLLM's server gives them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

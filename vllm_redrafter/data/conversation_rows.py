@@ -5,8 +5,6 @@ A row has a list of messages, or a text. All forms (ShareGPT, UltraChat, OpenAI,
 alike. The assistant's answers are not read: the target writes them anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -15,8 +15,6 @@ A row is a sequence of T tokens; a conversation may have several rows. The colum
 - `assistant_mask`, T × bool: True where the target wrote the token after just these tokens.
 """
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fingerprints of tokenizer and target: data made with one pair must not train for another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@
 A shard is written when all its conversations are finished; the next run writes missing ones.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence

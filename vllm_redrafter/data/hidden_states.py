@@ -13,8 +13,6 @@ of the row but its last one, which predicts nothing that the data has. Which row
 follows from the rows' lengths and `shard_tokens` alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

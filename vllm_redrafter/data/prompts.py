@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts for the target: from a file, or from a dataset of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text that the target wrote, row by row: kept in memory, or read from disk when needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of `generate-data`, `make-prompts` and `capture`: a field each."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data that `generate-data` wrote, checked against the target and split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From conversations to turns that the target answers, and from its answers to rows of data."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence

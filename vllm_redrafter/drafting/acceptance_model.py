@@ -4,8 +4,6 @@
 A sampled request accepts the drafter's best token less often: one model would be wrong for both.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

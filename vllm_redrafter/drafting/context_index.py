@@ -5,8 +5,6 @@ Each suffix of the text, of up to LONGEST_MATCH tokens, is entered when the toke
 known. A step's work does not grow with the length of the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step drafts: always the same search, or what pays; and what is learned from its trees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nodes of a search and of prompt-lookup (n-gram) matches in one grid, on the host."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

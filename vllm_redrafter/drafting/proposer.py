@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a search's nodes to the trees that are verified: joined with n-gram matches, ranked, cut."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, Generic, NamedTuple, TypeVar
 

@@ -4,8 +4,6 @@
 These are the compiled forms of `budget/acceptance.py`, `tree/token_tree.py` and `budget/choice.py`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one request's drafts had, and what became of them; for `trace`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a draft of so many requests takes, or a pass of so many rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter

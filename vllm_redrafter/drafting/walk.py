@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tree/acceptance.py` on the host, and what a walk moves and teaches: compiled loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

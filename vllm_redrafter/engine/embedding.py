@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target's input embedding, which the drafter shares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, cast

@@ -5,8 +5,6 @@ Offline `SamplingParams(extra_args={"redrafter": {"spec_tokens": 4}})`; through 
 whose `vllm_xargs` hold no nested objects, `"vllm_xargs": {"redrafter.spec_tokens": 4}`.
 """
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Mapping
 from typing import Any

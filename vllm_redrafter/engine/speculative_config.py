@@ -5,17 +5,14 @@ A checkpoint is named by `--spec-model`, by the speculative config's `model`, or
 the target: `vllm serve DRAFTER`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
+from vllm_redrafter.checkpoints.reading import Checkpoint, is_drafter, verifier_of
 from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.heads.registry import heads
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import METHOD
 
@@ -78,7 +75,7 @@ def _request_for(given: Mapping[str, Any]) -> Request | None:
         if "/" in model:
             raise
         return None
-    if values.get("model_type") not in heads():
+    if not is_drafter(values):
         return None
     return Request(given, Checkpoint.of(model, given.get("revision"), values))
 
@@ -89,7 +86,7 @@ def _drafter_at(model: str, revision: str | None) -> Checkpoint | None:
         values = {} if "://" in model else read_config(model, revision)
     except ConfigError:  # vLLM knows more kinds of models, and says what is wrong with them
         return None
-    return Checkpoint.of(model, revision, values) if values.get("model_type") in heads() else None
+    return Checkpoint.of(model, revision, values) if is_drafter(values) else None
 
 
 def _target_of(drafter: Checkpoint, moved: Any) -> str:

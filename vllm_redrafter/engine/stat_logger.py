@@ -5,8 +5,6 @@
 its presence would override --disable-log-stats in every server.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

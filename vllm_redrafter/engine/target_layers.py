@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target's lower layers, for drafters that read them: vLLM's interface for EAGLE-3's heads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

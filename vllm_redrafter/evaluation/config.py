@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of `evaluate`; a new setting is a new field here, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vllm_redrafter.config import ReDrafterConfig, TreeKind

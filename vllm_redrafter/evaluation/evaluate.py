@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter evaluate`: how good a drafter is, by replays of what its target wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

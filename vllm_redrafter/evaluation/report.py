@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `vllm-redrafter evaluate` found: as tables, as JSON, and as a heat map."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

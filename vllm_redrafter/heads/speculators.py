@@ -56,7 +56,7 @@ class SpeculatorConfig(HeadConfig):
         super().__post_init__()
         require_positive(OWNER, width=self.width, num_levels=self.num_levels)
         require_at_most(OWNER, WIDEST, width=self.width)
-        require_at_most(OWNER, MAX_NODES, num_levels=self.num_levels)
+        require_at_most(OWNER, MAX_NODES - 1, num_levels=self.num_levels)
         for name in ("tied", "scale_input"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{OWNER}: {name} must be true or false, got {value!r}")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beam search in MLX, for one request; `tree/beam_search.py` is the torch form, for a batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoding of one request: what each step verifies, and what is learned from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from time import perf_counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter bound to a target: what `stream_generate` takes as its draft model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

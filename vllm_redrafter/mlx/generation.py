@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`generate` and `stream_generate` with mlx-lm's signatures; the draft model is a `Drafter`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from time import perf_counter

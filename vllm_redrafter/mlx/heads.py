@@ -4,8 +4,6 @@
 Their matrices are layers of `mlx.nn`, so that `nn.quantize` applies to a head as to a target.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial

@@ -4,8 +4,6 @@
 MLX checks no index: a token id beyond the vocabulary reads or writes beyond an array.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

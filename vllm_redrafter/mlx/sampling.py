@@ -5,8 +5,6 @@ Noise depends on a key of the request and on the position, as in vLLM's V2 runne
 is the same whatever was drafted. All of mlx-lm's samplers draw from `mx.random.state`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ A small tree must give at each node the model's own logits for the node's path, 
 come from the tapped hidden states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Protocol
 

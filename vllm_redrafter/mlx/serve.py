@@ -5,8 +5,6 @@ Chat templates, stop words, tools and streaming stay mlx-lm's. Its server has no
 another generation, so `serve` replaces four names in it while it runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

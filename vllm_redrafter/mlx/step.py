@@ -5,8 +5,6 @@ The forward pass, sampling, the walk, the search and the rows that compaction mo
 graph. So what is searched is planned before the step, and ranked on the host after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 

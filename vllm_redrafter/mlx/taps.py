@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules of a model changed in place: taps for hidden states, ropes for positions."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

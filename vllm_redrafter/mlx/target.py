@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of mlx-lm as a target: it verifies token trees and gives a drafter hidden states."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """mlx-lm's K and V cache, with a token tree behind the tokens in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target in vLLM, writing training data."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ cache group of its own. A connector saves a finished request's rows to a file an
 request's output; it is read and deleted here. Prompts are read whole, and not from the cache.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a drafter's nodes are accepted, for its checkpoint (`AcceptanceRecord`)."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

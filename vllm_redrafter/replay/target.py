@@ -5,8 +5,6 @@ Its ends (input embedding, final norm, output layer) are enough where hidden sta
 They are a target too: one of no layers.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy

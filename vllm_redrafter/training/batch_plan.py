@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows each optimizer step reads: rows are packed into blocks, and blocks form steps."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterator, Sequence
 

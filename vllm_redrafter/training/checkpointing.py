@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a training run. Each is written whole, and the run can go on from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ cross-entropy does), and frees the chunk:
 with t what is taught (`teachers.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

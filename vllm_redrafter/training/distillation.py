@@ -15,8 +15,6 @@ at position t+j. The target wrote the text itself, so the tokens that teacher fo
 drafter are those that will be accepted in use.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafter before its first step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What to train, and the plan that `resolution.py` makes of it before weights are loaded."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

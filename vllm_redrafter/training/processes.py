@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a training and their devices, by accelerate."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

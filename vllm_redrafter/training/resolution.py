@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a training job to its plan: settings, data, target and checkpoints are checked here."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict, fields, replace
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter train`: from a target and its data to a drafter's checkpoint folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace

@@ -5,8 +5,6 @@ A step's text and learning rate depend on its number alone: a resumed run takes 
 one that was never stopped.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ distributed as the target's, whatever the tree. The tree is a point-mass proposa
 the rejection rule: no rule accepts more for given children.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ Beams are back-pointers, never copies: a prefix that two beams share is stored o
 tree may be of everything that the search explored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ follows it there. A path that reaches the text's end goes on with its own beginn
 repeats with a period is continued with it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

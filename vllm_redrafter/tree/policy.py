@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes to draft, and which of them to keep: the engines and `evaluate` ask here alike."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -7,8 +7,6 @@ exchange also makes all ranks choose the same nodes, whatever the last bits of t
 trees that differ would send different rows through one target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ this text. It leaves out tree policies (`policy.py`), matches of the text (`cont
 which search and nodes are worth their time (`budget/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 

@@ -4,8 +4,6 @@
 A step of a small target takes milliseconds; a hundred calls of torch would be a large part of it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from hashlib import blake2b

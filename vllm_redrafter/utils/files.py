@@ -4,8 +4,6 @@
 Until then they have another name beside it, which is removed when the writing fails.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os

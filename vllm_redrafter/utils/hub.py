@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Hugging Face hub, asked once before its library asks again and again for half a minute."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

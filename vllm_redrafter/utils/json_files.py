@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON from others' files: read whole, unless it is larger or deeper than such files ever are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replacing a name for a moment: for where vLLM looks a class up instead of taking an argument."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process with all processes that it starts: paused, resumed and ended as one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

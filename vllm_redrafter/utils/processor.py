@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this processor multiplies fast."""
 
-from __future__ import annotations
-
 import torch
 
 

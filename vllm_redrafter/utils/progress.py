@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress bar of everything that takes long."""
 
-from __future__ import annotations
-
 from time import monotonic
 from typing import Any
 

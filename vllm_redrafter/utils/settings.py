@@ -12,8 +12,6 @@
 Without torch, so that `--help` is quick.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest of many values, and where they stand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -21,6 +21,7 @@ from redrafter_testing.engines.inside_cpu_worker import (
     compiled_loops,
     force,
     record_candidates,
+    traced_graphs,
 )
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.chained import CHAINED
@@ -42,7 +43,6 @@ pytestmark = pytest.mark.engine
 
 K = 15
 MATCHES = 3
-COMPILATION = "llm_engine.vllm_config.compilation_config.mode"
 GREEDY = workloads.greedy(count=64, max_tokens=128)
 PLANNERS = [RandomPlanner, AlwaysDrafts, NeverDrafts, None]
 Answers = dict[str, list[list[int]]]
@@ -267,7 +267,7 @@ def test_features(
         if feature.arguments is TIGHT:
             assert llm.counter("vllm:num_preemptions") > 0
         if name == "compiled":
-            assert llm.call(attrgetter(COMPILATION)).name != "NONE"
+            assert llm.rpc(traced_graphs)[0] > 0
         if name == "chain":
             assert stats["attention"] == 0.0, "trees were verified"
         if "context_matches" in config:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that start processes of their own, all of which end with the test."""
 
+import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
+
+from redrafter_testing.python_path import SUPPORT
 
 
 @contextmanager
@@ -20,10 +23,18 @@ def started(command: Sequence[object], **arguments: Any) -> Iterator[subprocess.
 
 
 def run(
-    command: Sequence[object], timeout: float, **arguments: Any
+    command: Sequence[object],
+    timeout: float,
+    env: Mapping[str, str] = os.environ,
+    **arguments: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """What a command prints and how it ends; nothing of it is left, after a timeout either."""
+    """What a command prints and how it ends; nothing of it is left, after a timeout either.
+
+    vLLM forks its processes, as it does on GPUs: each would import it for 8 seconds otherwise.
+    """
+    path = os.pathsep.join([str(SUPPORT / "forking"), env["PYTHONPATH"]])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **arguments}
+    pipes["env"] = {**env, "PYTHONPATH": path}
     with started(command, **pipes) as process:
         stdout, stderr = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of `chat`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vllm_redrafter.data.conversation_rows import check_system_prompt

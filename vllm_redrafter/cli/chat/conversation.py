@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages to an OpenAI-compatible server, and its answers with the drafted tokens tinted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversation with a running server, or with one that is started for it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -5,8 +5,6 @@ The process reads a `Job` as JSON from its standard input, and prints a `Decoded
 round.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

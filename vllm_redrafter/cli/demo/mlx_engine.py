@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """mlx-lm as the demo's engine: in this process, one request at a time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any

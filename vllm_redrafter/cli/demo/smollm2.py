@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo, in order: SmolLM2-135M-Instruct, two engines, what they answer and how fast."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ The package has it as GGUF, quantised (Q4_1), which transformers widens again. I
 a little from those of the hub's weights; the drafter serves both.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter trace`: an answer and its drafts, written as a page that needs no network."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

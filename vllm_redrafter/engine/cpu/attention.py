@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU attention backend, with token trees as sequences over copied K and V."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter

@@ -5,8 +5,6 @@ Per block and KV head, the first half of the memory is K, the second half V. The
 half depends on instruction set, dtype and vLLM's version.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What drafts and steps cost here, measured at start-up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment variables that a process with a CPU engine is started with."""
 
-from __future__ import annotations
-
 import ctypes.util
 import sys
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ A step of a small target takes a few milliseconds. Our worker samples in the sam
 grammar is computed meanwhile, and its answer brings the drafts.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compaction of the CPU KV cache: the accepted path's rows move into the linear slots."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any

@@ -10,8 +10,6 @@ Sampling at all nodes at once would be one call, but slower on a CPU, as a walk 
 Only the argmax of few logits is computed for all nodes.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import replace
 from typing import TypeVar

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafter at work: from the last hidden states to the next step's token trees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

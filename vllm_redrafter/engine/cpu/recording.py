@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One answer of vLLM's CPU engine, with a record of its drafts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@ The decoding step, in the order in which vLLM calls the overridden methods:
    (`drafting/drafting.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any

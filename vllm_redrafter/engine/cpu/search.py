@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beam search on the host: `tree/beam_search.py` with one numba loop per level."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@
 Throughout, R requests have up to T nodes each, and K and V are copied in units of `unit` tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

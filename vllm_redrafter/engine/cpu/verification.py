@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batch of a step with drafts: trees and rows of all requests, in one compiled pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

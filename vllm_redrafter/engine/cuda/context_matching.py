@@ -5,8 +5,6 @@ vLLM keeps the texts on the device. Matches are found, joined to the search's no
 in the draft's CUDA graph (`tree/context_matches.py`, `budget/match_acceptance.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ that gathers the candidates' rows and one that ranks them.
 Above `MAX_ROWS` beams, and for heads without a fused form, the small layers are the head's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

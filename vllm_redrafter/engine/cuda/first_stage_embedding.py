@@ -4,8 +4,6 @@
 vLLM loads it on the first stage; on the last only where the output layer is the same table.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ vLLM chooses one attention backend for a layer, and trees need ours, on vLLM's T
 have the same cache layout, [blocks, KV heads, block size, K and V of a head].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -8,8 +8,6 @@ or piecewise graphs for steps that read prompts, and all of these for each numbe
 that vLLM captures. A step gets the smallest graph of its own K.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

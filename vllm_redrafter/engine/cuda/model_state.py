@@ -7,8 +7,6 @@ and that the sampler keys its noise by. A chain is linear: its positions, vLLM's
 accepted rows stay as they are, so any class of state can verify it (`chain_state_class`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ Predicted from the drafter's probabilities and learned from verified nodes, on t
 and of sampled requests apart, as their temperatures tell.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

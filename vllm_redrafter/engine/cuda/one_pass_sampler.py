@@ -5,8 +5,6 @@ vLLM copies such logits to float32 and divides the copy, before its kernel draws
 can divide what it reads, to the same tokens: of 16-bit logits it reads 2 bytes a number, not 18.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ behind the tokens that vLLM sends of step T and earlier stages take in step T + 
 - Requests that were aborted or preempted in between are left out: their blocks may be others'.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any

@@ -12,8 +12,6 @@ Before each step, vLLM's adaptive verification, as `TreeBudget`, decides how man
 batch are verified, and whether the step drafts.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import chain
 from typing import Any

@@ -7,8 +7,6 @@ none are scheduled, until one is planned with a draft again. Workers get the num
 so that pipeline stages know which blocks can be found by their hash.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

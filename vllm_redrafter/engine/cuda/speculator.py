@@ -5,8 +5,6 @@ Shapes are fixed, so that a draft (search, matches, tree build) is one CUDA grap
 length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step statistics that never wait for the device; times are recorded from the first `reset` on."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ the draft alone. So a step takes max(floor, table + rest): the floor is the host
 what the device does beside the tables.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable
 from statistics import median

@@ -10,8 +10,6 @@ steps of t tokens each leave a share of 1 - exp(-a t) of all steps with prompts 
 brings work, too: the more so, the fewer steps read prompts anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ Noise is keyed by the request's seed and the position n + depth, so a node on th
 draws the token that plain decoding draws there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

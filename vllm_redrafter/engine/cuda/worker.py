@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker that runs GPUTreeModelRunner; vLLM finds it by `worker_cls` (engine/selection.py)."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_testing.engines import forked_engine
-from redrafter_testing.engines.forked_engine import (
-    ENVIRONMENT,
-    Engine,
-    ForkServer,
-    Setup,
-    setups_in,
-)
+from redrafter_testing.engines.forked_engine import Engine, ForkServer, Setup, setups_in
+
+ENVIRONMENT = {**forked_engine.ENVIRONMENT, "TORCH_COMPILE_DISABLE": "0"}  # for enforce_eager=False
 
 SETTINGS = {"max_num_seqs": 16, "block_size": 32}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_testing import process_trees
-from redrafter_testing.engines.interpreted_engine import fork_processes, settle_worker
+from redrafter_testing.engines.interpreted_engine import settle_worker, use_torch_attention
 from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.workloads import Workload
@@ -66,9 +66,10 @@ async def main(samplings: list[str], count: int, arguments: dict[str, Any]) -> N
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    fork_processes()
     if "pipeline_parallel_size" in arguments:
         schedule_asynchronously()
+    if "TRITON_INTERPRET" in os.environ:
+        use_torch_attention()
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     if "TRITON_INTERPRET" in os.environ:
         await engine.collective_rpc(settle_worker)

@@ -85,6 +85,13 @@ def force(worker: Any, planner: type[BatchPlanner] | None) -> None:
         drafting.planner = planner(own.config, own.times.table, worker.model_runner.max_num_reqs)
 
 
+def traced_graphs(_: object) -> int:
+    """How many torch has compiled."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
 def compiled_loops(_: object) -> dict[str, list[str]]:
     """By function: the arguments' types that numba compiled it for, or read from disk for."""
     modules = [module for name, module in sys.modules.items() if name.startswith("vllm_redrafter.")]

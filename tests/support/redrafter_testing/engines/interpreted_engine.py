@@ -42,13 +42,14 @@ def interpreted_engine(
         target,
         SERVER,
         {**ENVIRONMENT, **(environment or {})},
-        [_use_triton_mla, fork_processes, *[_use_torch_attention] * in_torch, *setups_in(setup)],
+        [_use_triton_mla, fork_processes, *[use_torch_attention] * in_torch, *setups_in(setup)],
         settle_worker,
         {**SETTINGS, **arguments},
     )
 
 
-def _use_torch_attention() -> None:
+def use_torch_attention() -> None:
+    """In this process, and in those that it forks."""
     from redrafter_testing.gpu import torch_flash_attention, torch_tree_attention
 
     torch_flash_attention.use()

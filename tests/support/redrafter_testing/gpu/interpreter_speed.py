@@ -3,6 +3,7 @@
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 
@@ -85,11 +86,12 @@ def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
 
     def unwrapped(x: Any) -> Any:
         kind = type(x)
-        if kind is tensor or kind is bool or kind is int:
+        if kind in plain:
             return x
         return x.value if kind is constexpr else unwrap(x)
 
     unwrap = tl.core._unwrap_if_constexpr
+    plain = {tensor, bool, int, float, str, type(None), dtype, block_type, pointer_type}
 
     broadcast = TritonSemantic.broadcast_impl_value
 
@@ -123,6 +125,7 @@ def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield block_type, "to_ir", itself
     yield pointer_type, "to_ir", itself
     yield tl.core, "_unwrap_if_constexpr", unwrapped
+    yield tl.core, "_normalize_cache_policy", cache(tl.core._normalize_cache_policy)
     yield dtype, "__eq__", same_dtype
     yield tensor, "__init__", make_tensor_of_known_shape
     yield interpreter.TensorHandle, "__init__", make_handle

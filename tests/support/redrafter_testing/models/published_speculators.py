@@ -25,26 +25,29 @@ Tensors = dict[str, Tensor]
 
 def _drawn(seed: int) -> Callable[..., Tensor]:
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int, about: float = 0.0, scale: float = 1.0) -> Tensor:
-        return about + scale * torch.randn(*shape, generator=generator)
-
-    return draw
+    return lambda *shape, scale=1.0: scale * torch.randn(*shape, generator=generator)
 
 
 def _norm(draw: Callable[..., Tensor], name: str, width: int) -> Tensors:
-    weight, bias = draw(width, about=1.0, scale=0.2), draw(width, scale=0.2)
+    weight, bias = 1 + draw(width, scale=0.2), draw(width, scale=0.2)
     return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
 def _write(folder: Path, config: dict[str, Any], tensors: Tensors, safe: bool) -> None:
-    """One tensor under several names: copies in safetensors, one storage in a pickle."""
+    """One tensor under several names: copies in safetensors, one storage in a pickle.
+
+    Safetensors of more than five levels are in shards.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    if safe:
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        save_file(copies, folder / "model.safetensors")
-    else:
+    files = ["a.safetensors", "b.safetensors"] if config["n_predict"] > 5 else ["model.safetensors"]
+    of = {name: files[number % len(files)] for number, name in enumerate(tensors)}
+    if len(files) > 1:
+        index = json.dumps({"weight_map": of})
+        (folder / "model.safetensors.index.json").write_text(index)
+    for file in files if safe else ():
+        save_file({n: t.clone() for n, t in tensors.items() if of[n] == file}, folder / file)
+    if not safe:
         torch.save(tensors, folder / "pytorch_model.bin")
 
 
@@ -152,9 +155,10 @@ def reference_logits(folder: Path, hidden: Tensor, path: Sequence[int]) -> Tenso
     `vllm_redrafter/heads/speculators.py`.
     """
     config = json.loads((folder / "config.json").read_text())
-    if (safe := folder / "model.safetensors").is_file():
-        tensors = load_file(safe)
-    else:
+    tensors: Tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+    if not tensors:
         tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
     t = {name.removeprefix("speculator."): tensor for name, tensor in tensors.items()}
     dot = ".0" if "proj.0.0.weight" in t else ""
