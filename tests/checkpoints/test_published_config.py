@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import edit_config, edit_tensors
 from redrafter_testing.models.published_speculators import KINDS, D, H, V, make_lstm, make_mlp
 from vllm_redrafter.checkpoints.conversion import convert
-from vllm_redrafter.checkpoints.reading import Checkpoint
+from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.dataset import DatasetInfo, write_shard
+from vllm_redrafter.data.rows import Row
 from vllm_redrafter.engine.speculative_config import Request, request_of, validated
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -104,3 +108,27 @@ def test_a_speculator_with_weights_by_depth_drafts_as_many_levels(tmp_path: Path
     with pytest.raises(ConfigError, match=r"beam_length 5 exceeds the 4 tokens .* 4 or less"):
         settled(make_mlp(tmp_path / "untied"), beam_length=5)
     assert settled(make_mlp(tmp_path / "tied", tied=True), beam_length=5)[0].beam_length == 5
+
+
+@pytest.mark.parametrize("make", [make_mlp, make_lstm])
+def test_a_draft_vocabulary_is_what_a_target_wrote_most(make: Any, tmp_path: Path) -> None:
+    """Tables of embeddings stay whole: rows are read by the target's ids."""
+    make(tmp_path / "it", safe=True, all_names=False)
+    for name, vocabulary in (("data", V), ("other", V + 1)):
+        (tmp_path / name).mkdir()
+        DatasetInfo("target", "a", "b", None, "c", 1, 1, vocabulary).save(tmp_path / name)
+        row = Row(0, [8, 8, 8, 9, 9, 5, 9, 5, 4], [False] * 3 + [True] * 6)
+        write_shard(tmp_path / name, 0, [row])
+    asked = ["convert", str(tmp_path / "it"), str(tmp_path / "cut"), "--draft-vocab-size", "2"]
+    other = CliRunner().invoke(app, [*asked, "--data", str(tmp_path / "other")])
+    assert other.exit_code == 1 and "the data is of 212: give" in other.stderr
+    result = CliRunner().invoke(app, [*asked, "--data", str(tmp_path / "data")])
+    assert "ranks 83.33% of what the target wrote" in result.output
+    whole, cut = load_drafter(str(tmp_path / "it")), load_drafter(str(tmp_path / "cut"))
+    hidden, logits = torch.randn(1, H), []
+    for head in (whole, cut):
+        condition = head.condition(hidden)
+        root = head.embedding_of(torch.nn.Identity())(torch.tensor([100]), 0)
+        logits.append(head.logits(condition, head.start(condition, root), 0))
+    torch.testing.assert_close(logits[1], logits[0][:, [5, 9]])
+    assert cut.target_tokens(torch.arange(2)).tolist() == [5, 9]

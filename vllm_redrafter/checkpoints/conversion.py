@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,11 +21,11 @@ from vllm_redrafter.checkpoints.reading import (
     shape_of,
     verifier_of,
 )
-from vllm_redrafter.checkpoints.tensors import check_tensors, own_tensors
+from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_tensors
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights, written
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import NAMES, heads, written_types
+from vllm_redrafter.heads.registry import NAMES, build_head, heads, written_types
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_folder
 
@@ -51,6 +51,7 @@ def convert(
     to: Layout = "own",
     verifier: str | None = None,
     dtype: str | None = None,
+    draft_vocabulary: tuple[Tensor, int] | None = None,
 ) -> list[str]:
     """Write a checkpoint in another form; if the dtype stays, every number stays bit for bit.
 
@@ -60,6 +61,8 @@ def convert(
         destination: folder to make; it appears when it is complete.
         to: `own`; or `apple`, for Apple's `recurrent_drafting`.
         verifier: the target's name; None keeps the source's, as with `dtype`.
+        draft_vocabulary: the target's tokens that are ranked from now on, ascending int64, and of
+            how many; None keeps the source's. Embeddings stay whole.
 
     Returns:
         Notes, a sentence each: files read, sizes taken from the tensors, and what was left out.
@@ -72,6 +75,8 @@ def convert(
         raise ConfigError("--verifier: Apple's config.json has no place for it; leave it out")
     folder = _free_folder(destination)
     read = _read(source)
+    if draft_vocabulary is not None:
+        read = _ranking(source, read, *draft_vocabulary)
     notes = list(read.notes)
     if to == "apple":
         notes += _check_fits_apple(source, read)
@@ -147,6 +152,26 @@ def _read(source: str) -> _Source:
     notes = [f"read {', '.join(path.name for path in paths)}", *derived]
     records = {entry: values[entry] for entry in RECORDS if values.get(entry) is not None}
     return _Source(config, tensors, verifier_of(values), shape_of(values), records, notes)
+
+
+def _ranking(source: str, read: _Source, kept: Tensor, vocab_size: int) -> _Source:
+    """Cut vocabulary-wide layers to the rows of some tokens."""
+    config = read.config
+    if config.draft_vocab_size is not None or config.vocab_size != vocab_size:
+        raise ConfigError(
+            f"{source!r} ranks {config.num_ranked_tokens} of {config.vocab_size} tokens, and the "
+            f"data is of {vocab_size}: give a drafter that ranks all tokens, and text of its target"
+        )
+    with torch.device("meta"):
+        head = build_head(config)
+    layers = {head.layer_of(depth) for depth in range(config.max_beam_length or 1)}
+    cut = [f"{name}.weight" for name, module in head.named_modules() if module in layers]
+    tensors = read.tensors | {name: read.tensors[name][kept] for name in cut}
+    tensors[DRAFT_TO_TARGET] = kept - torch.arange(len(kept))
+    # What was measured is of the whole vocabulary.
+    records = {entry: value for entry, value in read.records.items() if entry != ENTRY}
+    config = replace(config, draft_vocab_size=len(kept))
+    return replace(read, config=config, tensors=tensors, records=records)
 
 
 def _check_fits_apple(source: str, read: _Source) -> list[str]:

@@ -212,13 +212,39 @@ def convert_checkpoint(
             show_default="what SRC has",
         ),
     ] = None,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rank only so many of the target's tokens from now on, those that it wrote most "
+            "often in --data. No training is needed, and each level of a draft reads less.",
+            show_default="what SRC ranks",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="What generate-data wrote, for --draft-vocab-size.")
+    ] = None,
 ) -> None:
     """Write a drafter's checkpoint in another form; in the same dtype, bit for bit the same."""
     from vllm_redrafter.checkpoints.conversion import convert
 
-    notes = convert(source, destination, to, verifier, dtype)  # type: ignore[arg-type]  # checked
-    for note in notes:
+    if (draft_vocab_size is None) != (data is None):
+        raise ConfigError("--draft-vocab-size and --data: give both, or none of the two")
+    kept, share = None, 1.0
+    if draft_vocab_size is not None and data is not None:
+        from vllm_redrafter.data.dataset import read_dataset
+        from vllm_redrafter.data.rows import DatasetRows
+        from vllm_redrafter.training.initialisation import most_used_tokens
+
+        info, written = read_dataset(data)
+        rows = DatasetRows(written, range(len(written)), max_length=2**31 - 1)
+        tokens, share = most_used_tokens(rows, info.vocab_size, draft_vocab_size)
+        kept = tokens, info.vocab_size
+    form: Any = to  # which `convert` checks
+    for note in convert(source, destination, form, verifier, dtype, kept):
         typer.echo(note)
+    if kept is not None:
+        typer.echo(f"ranks {share:.2%} of what the target wrote there, and cannot draft the rest")
     typer.echo(f"wrote {destination}")
 
 

@@ -71,7 +71,7 @@ def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor
     """
     if kept > vocab_size:
         raise ConfigError(
-            f"training: draft_vocab_size {kept} exceeds the target's vocabulary of {vocab_size}; "
+            f"draft_vocab_size {kept} exceeds the target's vocabulary of {vocab_size}; "
             "leave it out to rank all tokens"
         )
     counts = torch.zeros(vocab_size, dtype=torch.int64)
