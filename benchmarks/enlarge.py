@@ -16,8 +16,6 @@ hidden state, or a speculator of MLP or LSTM, which becomes as wide as the large
 keeps the levels that it was trained for; with a selector or without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -9,8 +9,6 @@ run that RUNS has is not made again, so the same command goes on where it was st
 all that is there.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -26,8 +26,6 @@ are of the weights' bytes alone, or those of logits where nothing else is read; 
 V once, queries and output, or of all that is read and written.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -14,8 +14,6 @@ method, as the same seed gives the same answer whatever is drafted, and mlx-lm d
 At the end, what a pass of 1 to K + 1 rows takes and a search, as measured when a drafter is loaded.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -15,8 +15,6 @@ The exit status is 1 if an answer differs or is missing, a block of the KV cache
 memory grows in the second half by 50 MiB more than plain vLLM's does.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -21,8 +21,6 @@ and the table has medians by kind. Then ReDrafter's own counters are taken, in r
 they cost time: nodes, tokens that came and that were expected, seconds by part.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence

@@ -34,8 +34,6 @@ Targets loop under greedy decoding, small ones above all, and repeated text is e
 n-grams most of all. So the table has the share of repeated 8-grams beside the figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

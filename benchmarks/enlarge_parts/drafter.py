@@ -11,8 +11,6 @@ constant c alone, which the state has behind the small one's numbers:
   trained for, so that alpha grows with the root of its width, and the table's rows shrink by that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest

@@ -13,8 +13,6 @@ The hidden state is the small one's H numbers, a constant, and zeros: x' = [x ; 
   they are never likely.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@
 Ends with status 1 where something is missing, and says what.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

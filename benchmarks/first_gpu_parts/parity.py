@@ -20,8 +20,6 @@ The status is 0 if all engines passed both checks and all tokens are equal. Wher
 nothing in a near-tie, which rounding decides.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of all runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any

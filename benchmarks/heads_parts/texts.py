@@ -5,8 +5,6 @@ The target is by far the largest part of such a comparison's arithmetic, and all
 same of it: its hidden states and those of a few layers. So they are computed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

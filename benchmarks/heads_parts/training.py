@@ -5,8 +5,6 @@ A head that tells candidates is measured twice: ranking the vocabulary at every 
 USUAL_CANDIDATES.
 """
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Mapping, Sequence

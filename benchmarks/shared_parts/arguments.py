@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines: a parser from a script's docstring, and types that say what they expect."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

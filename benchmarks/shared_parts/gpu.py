@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stopwatch: CUDA events, CUDA graphs, a cache flush. The only part that no test runs."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from statistics import median

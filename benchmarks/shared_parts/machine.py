@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which machine and which software a figure was measured with; names, never paths."""
 
-from __future__ import annotations
-
 import os
 import platform
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a benchmark's figures go: a JSON file, and tables on the screen."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

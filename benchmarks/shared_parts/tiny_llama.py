@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A target of random weights, small enough for any machine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 HIDDEN = 64

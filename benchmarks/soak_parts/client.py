@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests over HTTP, and what came of each."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence

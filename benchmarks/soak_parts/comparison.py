@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are two servers' answers to a request the same?"""
 
-from __future__ import annotations
-
 from soak_parts.client import Choice, Outcome
 from soak_parts.requests import Request
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An open loop: requests sent when they arrive, whatever became of those before them."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ embedding, which a linear layer reads. The drafter is that linear layer. What th
 drafter does not know, so its drafts are accepted and refused, at places that the context decides.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a soak found, and whether it is well."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any

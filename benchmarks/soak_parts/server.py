@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `vllm serve` for the soak alone: all of its processes, their memory, and its metrics."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What throughput.py is asked to compare, on which prompts, and how often."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

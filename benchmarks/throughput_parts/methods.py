@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compared: plain decoding, vLLM's own methods, and ReDrafter in its shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

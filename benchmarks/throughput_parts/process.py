@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of one engine, which can be paused, and the environment that all of them share."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

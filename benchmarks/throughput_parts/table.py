@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows for a terminal, with every figure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rich import box

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who measures when: engines that live side by side take turns, others come one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

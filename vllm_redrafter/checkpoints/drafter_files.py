@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a checkpoint's files are: in a folder, or in a repository of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a drafter fit a target? The sizes that both must have, and the layers that it reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter inspect`: what a checkpoint is, and for which targets, without its weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README.md of a trained drafter: what a hub page shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any

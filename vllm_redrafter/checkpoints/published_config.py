@@ -7,8 +7,6 @@ same for Arctic's two, and a string or a list. Keys and defaults are those of fm
 (`projects/arctic_lstm_speculator/speculator/configs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafters that come with the package."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How to speculate with a drafter: the user's settings, then those that its checkpoint records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of a drafter's checkpoint: their names, shapes and dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

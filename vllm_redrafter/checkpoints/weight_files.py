@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint's weights in every format of Hugging Face and PyTorch; safetensors are served."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from pathlib import Path

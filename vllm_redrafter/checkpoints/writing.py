@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing a drafter's checkpoint, or the shape that it is served in (`evaluate --record`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A head in few launches: what `engine/cuda/draft_search.py` asks of a head on a GPU."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor

@@ -9,8 +9,6 @@ EAGLE-3's finding (arXiv 2503.01840). The norm is for training: higher layers' o
 times as large as h.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor, nn

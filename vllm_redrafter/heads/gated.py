@@ -15,8 +15,6 @@ factor per entry. Nothing but V, whose rows begin as the target's, depends on ho
 embedding's and the hidden state's numbers are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The norm of the gated heads and of selectors: n(x) = sqrt(N) x / (|x| + EPSILON)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -12,8 +12,6 @@ with x_1 the root token, h the target's hidden state that predicted it, and e th
 input embedding.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A head of another package is found by its entry point in the group `vllm_redraft
 names the class; or `register` is called before vLLM starts its engine in the same process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points

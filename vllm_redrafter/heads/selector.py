@@ -9,8 +9,6 @@ node below the root ranks these alone. With x the head's features at the root, a
 `train --add-selector` adds a selector to a trained drafter.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

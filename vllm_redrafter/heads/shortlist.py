@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The candidates of a draft: the tokens that its nodes below the root choose from."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Self
 
 from torch import Tensor

@@ -17,8 +17,6 @@ Tied ones have one set of weights for all depths, but P_0 for the root and P_1 b
 IBM's (arXiv 2404.19124), nebius' and Arctic's `sum_rnn`, the LSTM Arctic's `sum_lstm`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Layer i is the output of the target's i-th layer, the residual added, before any
 N. vLLM counts so for EAGLE-3's heads, and so do transformers' `hidden_states`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ Some attention backends, those of recurrent states among them, cannot read batch
 on the device: there a step verifies all that was drafted, or nothing.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace

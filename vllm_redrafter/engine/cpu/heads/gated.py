@@ -5,8 +5,6 @@ The loops compute in float32, whatever the products' dtype is. A state is [s ; n
 next cell and other products read n(s).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import partial

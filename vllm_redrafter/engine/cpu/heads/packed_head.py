@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What packed heads have in common: the vocabulary-wide layer, and candidates by it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

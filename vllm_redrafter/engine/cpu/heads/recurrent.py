@@ -5,8 +5,6 @@ s_t = SiLU([W_w W_u] [e(x_t) ; s_{t-1}] + b_u) is one product, and of the head, 
 on s_t is computed at every level.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The candidates of a draft on a host: chosen and ranked by compiled loops, which copy no rows."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Self
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which head has which form in few launches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ With V and the search's three, a level is six launches and one per block; four a
 where it ranks candidates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

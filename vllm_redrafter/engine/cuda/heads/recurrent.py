@@ -4,8 +4,6 @@
 The state, the input projection and each residual block are one launch each (`draft_layers.py`).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@
 Down of all depths is one launch, with its norm and SiLU (`draft_layers.py`), and so is Up.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch
