@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, Gemma3Config, LlamaConfig
+from transformers import AutoConfig, Gemma3Config, GptOssConfig, LlamaConfig
 from typer.testing import CliRunner, Result
 
+from redrafter_testing.models.published_speculators import H, V, make_lstm
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
+from vllm_redrafter.checkpoints.draft_cost import parameters_read, step_bytes
 from vllm_redrafter.checkpoints.fit import misfits, misfits_of, require_fit
-from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits_with
+from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, target_of
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads import head
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.heads.speculators import LstmSpeculatorConfig, MlpSpeculatorConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 CONFIG = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=1)
@@ -56,7 +59,7 @@ def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "invalid/config.json").write_text(json.dumps(values))
     for path in (folder, tmp_path / "empty", tmp_path / "invalid"):
         with pytest.raises(ConfigError, match=r"transformers cannot read its config\.json"):
-            misfits_with(CONFIG, str(path))
+            target_of(str(path))
 
 
 def test_differing_sizes_are_named_with_both_values() -> None:
@@ -111,7 +114,8 @@ def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_pat
     result = command(tmp_path / "fused", "--target", save_target(tmp_path / "deep"))
     assert result.exit_code == 0, result.output
     assert "reads layers 2, 5 of the target beside its last hidden state" in result.output
-    [reason] = misfits_with(fused, save_target(tmp_path / "shallow", num_hidden_layers=5))
+    save_target(tmp_path / "shallow", num_hidden_layers=5)
+    [reason] = misfits_of(fused, target_of(str(tmp_path / "shallow")))
     assert "layers 2, 5 are asked for, and the target has 5" in reason
     shallow = AutoConfig.from_pretrained(tmp_path / "shallow")
     assert misfits_of(fused, shallow, with_layers=False) == []
@@ -154,4 +158,36 @@ def test_another_target_is_status_1_and_named_with_the_difference(
     assert f"error: the drafter does not fit {target!r}: {difference}" in result.stderr
     if as_json:
         check = json.loads(result.stdout)["target_check"]
-        assert check == {"target": target, "differences": [difference]}
+        assert check == {"target": target, "differences": [difference], "step_bytes": None}
+
+
+# --- What drafts cost ---
+
+
+def test_what_a_draft_and_a_step_read_of_a_published_pair() -> None:
+    """Llama-3.1-8B with Arctic's LSTM and IBM's MLP; gpt-oss-120b in its own 4 bits."""
+    llama = LlamaConfig(
+        **{"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "dtype": "bfloat16"},
+    )
+    assert step_bytes(llama) == 2 * 7_504_924_672
+    packed = GptOssConfig(quantization_config={"quant_method": "mxfp4"}, dtype="bfloat16")
+    assert 4.9e9 < (step_bytes(packed) or 0) < 5.1e9
+    lstm = LstmSpeculatorConfig(128256, 4096, width=4096, num_levels=3)
+    level = 128256 * 4096 + 4 * 4096**2 + 4 * 4096
+    assert [parameters_read(lstm, levels) for levels in (3, 5)] == [3 * level, 5 * level]
+    mlp = MlpSpeculatorConfig(128256, 4096, width=3072, num_levels=4, tied=False)
+    layers = 4 * (128256 * 3072 + 2 * 3072) + 3072 * 4096 + 3 * 3072**2
+    assert parameters_read(mlp, 4) == layers
+
+
+def test_dear_drafts_are_warned_of_and_licences_read_off_the_card(tmp_path: Path) -> None:
+    drafter = make_lstm(tmp_path / "it", safe=True, all_names=False)
+    (drafter / "README.md").write_text("---\nlicense: llama3\n---\n# A card")
+    target = save_target(
+        tmp_path / "target", vocab_size=V, hidden_size=H, intermediate_size=H, num_hidden_layers=1
+    )
+    output = " ".join(command(drafter, "--target", target).output.split())
+    assert "redrafter_lstm, from ArcticLSTMSpeculatorPreTrainedModel, sum_lstm; licence: " in output
+    assert "licence: llama3" in output and "a draft of 3 tokens reads 139.9 kB" in output
+    assert "drafts cost more than they bring where a step gives fewer than 3.6 tokens" in output

@@ -7,19 +7,25 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
+from huggingface_hub import ModelCard
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.fit import misfits_of
+from vllm_redrafter.checkpoints.draft_cost import parameters_read
+from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
+from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.checkpoints.weight_files import read_weights
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
+
+EXPENSIVE = 0.5
+"""A draft that reads this share of what a step of the target does is warned of."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,11 @@ class _TensorHeader:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class _Inspection:
     """What a checkpoint is; `verifier` is its target, and `training` the record of `train`.
 
-    `d2t` is none of the parameters, which training sets.
+    `d2t` is none of the parameters, which training sets. `source` is the form that it is in,
+    `licence` what its README.md states, `levels` what it is served with.
     """
 
     checkpoint: str
@@ -46,11 +53,24 @@ class Inspection:
     num_bytes: int
     verifier: str | None
     training: Any
+    source: str
+    licence: str | None
+    levels: int
+
+    @property
+    def _draft_bytes(self) -> int:
+        """What a draft of `levels` reads."""
+        each = self.num_bytes / max(self.num_parameters, 1)
+        return round(each * parameters_read(self.config, self.levels))
 
     def facts(self) -> dict[str, Any]:
         """All of it, for JSON."""
         return {
             "checkpoint": self.checkpoint,
+            "family": self.config.model_type,
+            "source": self.source,
+            "licence": self.licence,
+            "draft": {"levels": self.levels, "bytes": self._draft_bytes},
             "sizes": asdict(self.config),
             "tensors": [asdict(tensor) for tensor in self.tensors],
             "parameters": self.num_parameters,
@@ -69,12 +89,12 @@ class Inspection:
         }
 
 
-def inspect_checkpoint(model: str) -> Inspection:
+def inspect_checkpoint(model: str) -> _Inspection:
     """Read and check what a checkpoint says of itself."""
     found = Checkpoint.open(model).checked()
     read = read_weights(found.weights)
     tensors = [_header(name, read[name]) for name in sorted(read)]
-    return Inspection(
+    return _Inspection(
         model,
         found.head,
         tensors,
@@ -82,30 +102,67 @@ def inspect_checkpoint(model: str) -> Inspection:
         num_bytes=sum(t.bytes for t in tensors),
         verifier=verifier_of(found.values),
         training=found.values.get("training"),
+        source=_source(read_config(model)),
+        licence=_licence(model),
+        levels=speculation(found, {NODES: 1}).beam_length,
     )
 
 
-def misfits_with(config: HeadConfig, target: str) -> list[str]:
-    """`misfits_of` for a target by folder or hub id; its config.json alone is read."""
+def _source(values: Mapping[str, Any]) -> str:
+    """What config.json says of itself: `architectures`, and `method` where it has one."""
+    written = values.get("architectures") or values.get("model_type")
+    names = [*written] if isinstance(written, list) else [written]
+    return ", ".join(str(name) for name in (*names, values.get("method")) if name)
+
+
+def _licence(model: str) -> str | None:
+    try:
+        path = resolve_file(model, CARD_FILE)
+        licence = path and ModelCard.load(path).data.get("license")
+    except (ConfigError, OSError, ValueError):  # out of reach; or no card's header
+        return None
+    return str(licence) if licence else None
+
+
+def target_of(target: str) -> Any:
+    """A target's transformers configuration, by folder or hub id."""
     from transformers import AutoConfig
 
     check_within_reach(target, "target")
     try:
         # Explicitly: otherwise it asks, in a terminal, whether to run code of the target's.
-        target_config = AutoConfig.from_pretrained(target, trust_remote_code=False)
+        return AutoConfig.from_pretrained(target, trust_remote_code=False)
     except Exception as error:  # with odd sizes in the file it may be any: ZeroDivisionError, say
         raise ConfigError(
             f"target {target!r}: transformers cannot read its config.json; give a folder in "
             f"Hugging Face format, or a hub id: {one_line(error) or type(error).__name__}"
         ) from error
-    return misfits_of(config, target_config)
 
 
-def print_inspection(console: Console, found: Inspection) -> None:
+def cost_note(found: _Inspection, target: str, step: int | None) -> str:
+    """What a draft costs beside a step of a target that uses so many bytes of its weights."""
+    if step is None:
+        return f"what a step of {target} reads is not known: transformers cannot make its model"
+    share = found._draft_bytes / step
+    note = (
+        f"a draft reads {share:.1%} of the {decimal(step)} of weights that a step of {target} uses"
+    )
+    if share < EXPENSIVE:
+        return note
+    return (
+        f"{note}: drafts cost more than they bring where a step gives fewer than {1 + share:.1f} "
+        "tokens; convert --draft-vocab-size makes them cheaper, or take another drafter"
+    )
+
+
+def print_inspection(console: Console, found: _Inspection) -> None:
     """Show it to a reader."""
     config, training = found.config, found.training
     size = f"{found.num_parameters:,} parameters, {decimal(found.num_bytes)}"
     _say(console, f"{found.checkpoint}: a ReDrafter drafter of {size}")
+    licence = found.licence or "not stated in its README.md"
+    _say(console, f"family {config.model_type}, from {found.source}; licence: {licence}")
+    _say(console, f"a draft of {found.levels} tokens reads {decimal(found._draft_bytes)}")
     console.print(_size_table(config))
     console.print(_tensor_table(found.tensors))
     for line in _notes(config):

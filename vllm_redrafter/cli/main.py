@@ -266,15 +266,20 @@ def inspect(
     from rich.console import Console
 
     from vllm_redrafter.checkpoints import inspection
+    from vllm_redrafter.checkpoints.draft_cost import step_bytes
+    from vllm_redrafter.checkpoints.fit import misfits_of
 
     found = inspection.inspect_checkpoint(checkpoint)
-    differences = inspection.misfits_with(found.config, target) if target else []
+    configuration = inspection.target_of(target) if target else None
+    differences = misfits_of(found.config, configuration) if target else []
+    step = step_bytes(configuration) if target and not differences else None
     if as_json:
-        check = {"target_check": {"target": target, "differences": differences}}
+        check = {"target_check": {"target": target, "differences": differences, "step_bytes": step}}
         typer.echo(json.dumps(found.facts() | (check if target else {}), indent=2))
     else:
         inspection.print_inspection(Console(), found)
     if differences:
         raise ConfigError(f"the drafter does not fit {target!r}: {'; '.join(differences)}")
     if target and not as_json:
+        typer.echo(inspection.cost_note(found, target, step))
         typer.echo(f"the drafter fits {target}")
