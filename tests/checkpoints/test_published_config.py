@@ -82,6 +82,8 @@ def test_a_tensor_with_many_names_is_read_and_written_once(tmp_path: Path) -> No
     ("make", "entries", "tensors", "message"),
     [
         (make_mlp, {"method": "mtp"}, {}, "'mtp' .* are sum_rnn and sum_lstm: take one of"),
+        (make_mlp, {"method": ["sum_rnn"]}, {}, "sum_rnn.* are sum_rnn and sum_lstm: take one of"),
+        (make_mlp, {"inner_dim": "²"}, {}, "inner_dim '²' .* must be one number"),
         (make_lstm, {"tie_lstm_embs": False}, {}, "tie_lstm_embs must be true .* take such"),
         (make_lstm, {"inner_dim": "32.32"}, {}, "inner_dim '32.32' .* of several layers"),
         (make_lstm, {"proj_dim": "16"}, {}, "proj_dim 16 .* must be inner_dim, 32: take"),

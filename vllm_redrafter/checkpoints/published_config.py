@@ -27,8 +27,8 @@ def own_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     if values.get("model_type") != MODEL_TYPE:
         return dict(values)
-    method = values.get("method", "sum_rnn")
-    if method not in _METHODS:
+    kind = _METHODS.get(method := str(values.get("method", "sum_rnn")))
+    if kind is None:
         raise ConfigError(
             f"{where}: method {method!r} in config.json; the speculators that are read here are "
             f"{' and '.join(_METHODS)}: take one of those"
@@ -51,7 +51,7 @@ def own_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         )
     levels = values.get("n_predict", 3)
     return {
-        "model_type": _METHODS[method].model_type,
+        "model_type": kind.model_type,
         "vocab_size": values.get("vocab_size", 32_000),
         "hidden_size": hidden,
         "width": width,
@@ -69,7 +69,7 @@ def _width(values: Mapping[str, Any], name: str, default: int, where: str) -> in
     """ArcticTraining writes a width as a string, with a dot between those of several layers."""
     value = values.get(name, default)
     widths = value if isinstance(value, list) else [value]
-    if len(widths) == 1 and str(widths[0]).isdigit():
+    if len(widths) == 1 and str(widths[0]).isdecimal():
         return int(widths[0])
     raise ConfigError(
         f"{where}: {name} {value!r} in config.json must be one number: a speculator of several "
