@@ -104,14 +104,15 @@ def test_the_large_drafter_has_the_logits_of_the_small_one(
         hidden, _ = hidden_and_logits(folder, tokens)
         model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
         head = load_drafter(str(folder / name))
-        embed = head.embedding_of(model.get_input_embeddings())
+        of_target = model.get_input_embeddings()
         condition = head.condition(hidden)
-        state = head.start(condition, embed(tokens, 0))
+        state = head.start(condition, head.embedding_of(of_target, 0)(tokens))
         logits = [head.logits(condition, state, 0)]
         if head.selector is not None:
             logits.append(head.vocabulary_layer(head.base_features(condition, state, 3)))
         for depth in (1, 2):
-            state = head.advance(state, embed(tokens, depth), depth)
+            embedded = head.embedding_of(of_target, depth)(tokens)
+            state = head.advance(state, embedded, depth)
             logits.append(head.logits(condition, state, depth))
         found.append(logits)
     for expected, logits_of_large in zip(*found, strict=True):

@@ -130,7 +130,7 @@ def test_a_draft_vocabulary_is_what_a_target_wrote_most(make: Any, tmp_path: Pat
     hidden, logits = torch.randn(1, H), []
     for head in (whole, cut):
         condition = head.condition(hidden)
-        root = head.embedding_of(torch.nn.Identity())(torch.tensor([100]), 0)
+        root = head.embedding_of(torch.nn.Identity(), 0)(torch.tensor([100]))
         logits.append(head.logits(condition, head.start(condition, root), 0))
     torch.testing.assert_close(logits[1], logits[0][:, [5, 9]])
     assert cut.target_tokens(torch.arange(2)).tolist() == [5, 9]

@@ -71,11 +71,12 @@ def inputs(levels: int) -> tuple[Tensor, Tensor]:
 def test_logits_along_a_chain_equal_the_reference_s(published: Path, head: Any) -> None:
     levels = head.config.num_levels
     hidden, paths = inputs(levels)
-    read, condition = head.embedding_of(of_target), head.condition(hidden)
-    state = head.start(condition, read(paths[:, 0], 0))
+    condition = head.condition(hidden)
+    state = head.start(condition, head.embedding_of(of_target, 0)(paths[:, 0]))
     logits = [head.logits(condition, state, 0)]
     for depth in range(1, levels):
-        state = head.advance(state, read(paths[:, depth], depth), depth)
+        embedded = head.embedding_of(of_target, depth)(paths[:, depth])
+        state = head.advance(state, embedded, depth)
         logits.append(head.logits(condition, state, depth))
     expected = torch.stack(
         [reference_logits(published, *of) for of in zip(hidden, paths.tolist(), strict=True)]

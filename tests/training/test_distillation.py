@@ -74,9 +74,9 @@ def states_from(
     """s_1 .. s_L of one start, token by token; fewer near the end of the text."""
     states: list[Tensor] = []
     condition = drafter.condition(target.hidden[row, start])
-    embed_at = drafter.embedding_of(lambda _: target.embedded[row])
     for position in range(start + 1, min(start + L + 1, T)):
-        embedded = embed_at(batch.tokens[row], len(states))[position]
+        embed = drafter.embedding_of(lambda _: target.embedded[row], len(states))
+        embedded = embed(batch.tokens[row])[position]
         states.append(
             drafter.advance(states[-1], embedded, len(states))
             if states

@@ -20,18 +20,19 @@ class FusedHead(Protocol):
         self,
         condition: Tensor,
         state: Tensor | None,
-        tokens: Tensor,
+        embedded: tuple[Tensor, Tensor | None],
         parents: Tensor,
-        embedded: Tensor | None,
+        depth: int,
     ) -> Tensor:
         """The states [rows, S] after some tokens; the call after the next writes over them.
 
         Args:
             condition: [R, C]; the root's state may depend on it.
             state: [rows above, S], of the level above; None at the root.
-            tokens: [rows] int64.
+            embedded: the tokens' embeddings [rows, H] and None; or a table of embeddings, and the
+                tokens [rows] int64.
             parents: [rows] int32, the row of the level above that each one continues.
-            embedded: [rows, H], the tokens' embeddings; None where the head was given the table.
+            depth: of the tokens; 0 at the root.
         """
         ...
 

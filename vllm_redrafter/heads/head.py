@@ -49,12 +49,6 @@ MOST_LAYERS = 256
 
 OWNER = "drafter config.json"
 
-Embed = Callable[[Tensor], Tensor]
-"""The target's input embedding: tokens [...] int64 -> [..., H]."""
-
-EmbedAt = Callable[[Tensor, int], Tensor]
-"""What a head reads of tokens at a depth: [...] int64 -> [..., H], or as wide as its own table."""
-
 Product = Callable[[Tensor], Tensor]
 """x [..., in] -> x W^T + b [..., out]."""
 
@@ -200,12 +194,12 @@ class SearchHead(Protocol):
 
     config: HeadConfig
 
-    def embedding_of(self, target: Embed) -> EmbedAt:
-        """What the head reads of tokens: of the target's embedding, or of tables of its own.
+    def embedding_of(self, target: Any, depth: int) -> Any:
+        """What embeds tokens at a depth: `target`, what does for the target, or an own table.
 
-        Such tables have rows by the target's ids, also where there is a draft vocabulary.
+        Such a layer has rows by the target's ids, also where there is a draft vocabulary.
         """
-        return lambda tokens, depth: target(tokens)
+        return target
 
     @abstractmethod
     def condition(self, hidden: Tensor) -> Tensor:
@@ -345,12 +339,10 @@ class DraftHead(nn.Module, SearchHead):
         """
         return None
 
-    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
+    def launches(self, max_rows: int, length: int) -> FusedHead | None:
         """The same head in few launches, for a GPU and few rows; None where it has no such form.
 
         Args:
-            table: the layer whose `weight` rows are the target's embeddings; None where the
-                embedding does more than to look them up.
             max_rows: of one call; a search of more takes `features`.
             length: L, the levels of drafts.
         """

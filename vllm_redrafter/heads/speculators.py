@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_redrafter.config import MAX_NODES, require_at_most, require_positive
-from vllm_redrafter.heads.head import OWNER, WIDEST, DraftHead, Embed, EmbedAt, HeadConfig
+from vllm_redrafter.heads.head import OWNER, WIDEST, DraftHead, HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 EPSILON = 1e-6
@@ -115,8 +115,8 @@ class _Speculator(DraftHead):
             nn.Linear(width, config.num_ranked_tokens, bias=False) for _ in range(num_sets)
         )
 
-    def embedding_of(self, target: Embed) -> EmbedAt:
-        return lambda tokens, depth: _of_depth(self.emb, depth)(tokens)
+    def embedding_of(self, target: Any, depth: int) -> nn.Module:
+        return _of_depth(self.emb, depth)
 
     def condition(self, hidden: Tensor) -> Tensor:
         """P_0 s_{-1}."""

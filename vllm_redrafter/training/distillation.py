@@ -17,8 +17,7 @@ drafter are those that will be accepted in use.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,10 +84,13 @@ def predictions(
     # The target may be of lower precision.
     dtype = drafter.dtype
     condition = drafter.condition(target.hidden.to(dtype))
-    embed_at = drafter.embedding_of(lambda _: target.embedded.to(dtype))
+
+    def embedded(depth: int) -> Any:
+        return drafter.embedding_of(lambda _: target.embedded.to(dtype), depth)(batch.tokens)
+
     counts = list(_counted_starts(generated, num_steps))
     features_of = _selector_features if of_selector else _unrolled_features
-    features = list(features_of(drafter, condition, partial(embed_at, batch.tokens), counts))
+    features = list(features_of(drafter, condition, embedded, counts))
     starts, steps = [], []
     for step, counted in enumerate(counts, start=1):
         start = first + torch.arange(length - 1 - step, device=generated.device)

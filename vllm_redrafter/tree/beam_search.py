@@ -93,8 +93,7 @@ def beam_search(
         The explored nodes, [R, L, W], in the target's token ids.
     """
     condition = drafter.condition(hidden).unsqueeze(1)
-    embed_at = drafter.embedding_of(embed)
-    state = drafter.start(condition, embed_at(root_tokens.unsqueeze(1), 0))
+    state = drafter.start(condition, drafter.embedding_of(embed, 0)(root_tokens.unsqueeze(1)))
     shortlist = drafter.shortlist(condition, state, beam_length, candidates) if candidates else None
     scores, tokens = _best(drafter, condition, state, 0, shortlist, beam_width, shard)
     log_probs, tokens = scores.squeeze(1), drafter.target_tokens(tokens.squeeze(1))
@@ -103,7 +102,8 @@ def beam_search(
 
     for depth in range(1, beam_length):
         parent = back_pointers.unsqueeze(-1).expand(-1, -1, state.shape[-1])
-        state = drafter.advance(state.gather(1, parent), embed_at(tokens, depth), depth)
+        embedded = drafter.embedding_of(embed, depth)(tokens)
+        state = drafter.advance(state.gather(1, parent), embedded, depth)
         # A beam of the next level is among its parent's W best, so W x W continuations suffice.
         scores, following = _best(drafter, condition, state, depth, shortlist, beam_width, shard)
         scores = scores + log_probs.unsqueeze(-1)

@@ -7,7 +7,7 @@ which search and nodes are worth their time (`budget/`).
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -121,8 +121,11 @@ def beam_search(
     `hidden` are the target's states where it drew the root.
     """
     condition = drafter.condition(hidden)
-    embed_at = drafter.embedding_of(lambda token: embed(int(token)))
-    start = drafter.start(condition, embed_at(torch.tensor(root), 0))
+
+    def embedded(token: int, depth: int) -> Any:
+        return drafter.embedding_of(lambda _: embed(token), depth)(torch.tensor(token))
+
+    start = drafter.start(condition, embedded(root, 0))
     nodes, states = [Node(root, 0, 0, 0.0)], [start]
     beams = [0]
     for depth in range(1, shape.beam_length + 1):
@@ -138,8 +141,8 @@ def beam_search(
         beams = [*range(len(nodes), len(nodes) + len(grown))]
         nodes += grown
         for node in grown:
-            embedded = embed_at(torch.tensor(node.token), depth)
-            states.append(drafter.advance(states[node.parent], embedded, depth))
+            of_token = embedded(node.token, depth)
+            states.append(drafter.advance(states[node.parent], of_token, depth))
     return nodes
 
 

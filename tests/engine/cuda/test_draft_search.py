@@ -288,8 +288,8 @@ def test_a_form_that_a_head_of_another_package_brings_is_used() -> None:
     """One without is searched by torch: `tests/engine/test_heads.py`."""
 
     class Bringing(GatedHead):
-        def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedGatedHead:
-            return FusedGatedHead(self, table, max_rows, length)
+        def launches(self, max_rows: int, length: int) -> FusedGatedHead:
+            return FusedGatedHead(self, max_rows, length)
 
     head = Bringing(GatedConfig(VOCAB, HIDDEN))
-    assert isinstance(fused_form(head, None, max_rows=3, length=2), FusedGatedHead)
+    assert isinstance(fused_form(head, max_rows=3, length=2), FusedGatedHead)

@@ -36,8 +36,7 @@ def search(
     parents = np.zeros(requests * width, dtype=np.int64)
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
-    embed_at = drafter.embedding_of(embed)
-    state = drafter.start(condition, embed_at(root_tokens.unsqueeze(1), 0))
+    state = drafter.start(condition, drafter.embedding_of(embed, 0)(root_tokens.unsqueeze(1)))
     above = np.zeros((requests, 1), dtype=np.float32)
     shortlist = None
     if candidates:
@@ -47,7 +46,7 @@ def search(
             if width > 1:
                 of_beams = state.flatten(0, 1).index_select(0, torch.from_numpy(parents))
                 state = of_beams.view(requests, width, -1)
-            embedded = embed_at(torch.from_numpy(tokens[level - 1]), level)
+            embedded = drafter.embedding_of(embed, level)(torch.from_numpy(tokens[level - 1]))
             state = drafter.advance(state, embedded, level)
         logits, ranked_tokens = _ranked(drafter, condition, state, level, shortlist)
         grown = tokens[level], back_pointers[level], log_probs[level], parents

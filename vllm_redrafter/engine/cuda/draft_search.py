@@ -57,7 +57,7 @@ class DraftSearch:
             survival: ranks nodes by their survival, see `grow_beams`; None: by log-probability.
             candidates: from R to how many tokens nodes below the first level choose from; 0: all.
         """
-        self._drafter, self._embed_at = drafter, drafter.embedding_of(embed)
+        self._drafter, self._embed = drafter, embed
         self._candidates = candidates
         self.table = table
         weight = drafter.vocabulary_layer.weight
@@ -67,7 +67,7 @@ class DraftSearch:
         self._survival = survival
         config = drafter.config
         self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
-        self._launches = fused_form(drafter, table, min(MAX_ROWS, max_requests * width), length)
+        self._launches = fused_form(drafter, min(MAX_ROWS, max_requests * width), length)
 
     @torch.inference_mode()
     def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
@@ -122,13 +122,16 @@ class DraftSearch:
         """States [rows, S] after `tokens`, each of which continues a beam of the level above."""
         rows = tokens.shape[0]
         parents = self.beams.parents[:rows]
-        if self._launches is not None and rows <= MAX_ROWS:
-            embedded = None if self.table is not None else self._embed_at(tokens, depth)
-            return self._launches.step(condition, state, tokens, parents, embedded)
-        embedded = self._embed_at(tokens, depth)
+        head, fused = self._drafter, self._launches if rows <= MAX_ROWS else None
+        table = head.embedding_of(self.table, depth)
+        if fused is not None and table is not None:
+            return fused.step(condition, state, (table.weight, tokens), parents, depth)
+        embedded = head.embedding_of(self._embed, depth)(tokens)
+        if fused is not None:
+            return fused.step(condition, state, (embedded, None), parents, depth)
         if state is None:
-            return self._drafter.start(condition, embedded)
-        return self._drafter.advance(state.index_select(0, parents), embedded, depth)
+            return head.start(condition, embedded)
+        return head.advance(state.index_select(0, parents), embedded, depth)
 
     def _features_of(self, condition: Tensor, state: Tensor) -> Features:
         """`DraftHead.features` of [R * beams, S]."""

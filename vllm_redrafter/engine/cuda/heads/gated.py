@@ -8,7 +8,7 @@ where it ranks candidates.
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vllm_redrafter.engine.cuda.heads.selector import FusedSelector, finished
 from vllm_redrafter.heads.fused_head import Features
@@ -21,41 +21,31 @@ from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 class FusedGatedHead:
     """A `FusedHead`. Weights are read where the head has them at each call."""
 
-    def __init__(
-        self, head: GatedHead, table: nn.Module | None, max_rows: int, length: int
-    ) -> None:
-        self._head, self._table = head, table
+    def __init__(self, head: GatedHead, max_rows: int, length: int) -> None:
+        self._head = head
         self._selector = FusedSelector.of(head.selector, length, max_rows)
         # A layer reads one of the two and writes the other.
         self._states = head.scale.new_empty(2, max_rows, len(head.scale))
         self._features = head.scale.new_empty(2, max_rows, len(head.scale))
-        self._next = 0
 
     def step(
         self,
         condition: Tensor,
         state: Tensor | None,
-        tokens: Tensor,
+        embedded: tuple[Tensor, Tensor | None],
         parents: Tensor,
-        embedded: Tensor | None,
+        depth: int,
     ) -> Tensor:
         """z s_{t-1} + (1 - z) SiLU(x), from s_0 = c at the root."""
-        self._next = 0 if state is None else 1 - self._next
         cell = self._head.cell
         return gated_cell(
-            self._embeddings(tokens, embedded),
+            Rows(*embedded),
             Rows(condition) if state is None else Rows(state, parents),
             cell.weight,
             cell.bias,
-            self._states[self._next, : tokens.shape[0]],
+            self._states[depth % 2, : len(parents)],
             EPSILON,
         )
-
-    def _embeddings(self, tokens: Tensor, embedded: Tensor | None) -> Rows:
-        if embedded is not None:
-            return Rows(embedded)
-        assert self._table is not None
-        return Rows(self._table.weight, tokens)
 
     def features(self, condition: Tensor, state: Tensor) -> Features:
         """Residual blocks; the last norm is left to the reader."""

@@ -5,7 +5,7 @@ The state, the input projection and each residual block are one launch each (`dr
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
 from vllm_redrafter.heads.fused_head import Features
@@ -16,36 +16,27 @@ from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 class FusedRecurrentHead:
     """A `FusedHead` of a head with an RNN. Weights are read where it has them at each call."""
 
-    def __init__(
-        self, head: RecurrentHead, table: nn.Module | None, max_rows: int, length: int
-    ) -> None:
-        self._head, self._table = head, table
+    def __init__(self, head: RecurrentHead, max_rows: int, length: int) -> None:
+        self._head = head
         self._selector = FusedSelector.of(head.selector, length, max_rows)
         weight, config = head.vocabulary_layer.weight, head.config
         # A layer reads one of the two and writes the other.
         self._states = weight.new_empty(2, max_rows, config.hidden_size)
         self._features = weight.new_empty(2, max_rows, config.exit_dim)
-        self._next = 0
 
     def step(
         self,
         condition: Tensor,
         state: Tensor | None,
-        tokens: Tensor,
+        embedded: tuple[Tensor, Tensor | None],
         parents: Tensor,
-        embedded: Tensor | None,
+        depth: int,
     ) -> Tensor:
         """SiLU(W_w e(x_t) + W_u s_{t-1} + b_u)."""
-        weight, recurrent = self._head.rnn_w.weight, self._head.rnn_u
-        if embedded is not None:
-            first = Product(embedded, weight)
-        else:
-            assert self._table is not None
-            first = Product(self._table.weight, weight, tokens)
-        self._next = 0 if state is None else 1 - self._next
+        (x, tokens), recurrent = embedded, self._head.rnn_u
         return draft_layer(
-            first,
-            self._states[self._next, : tokens.shape[0]],
+            Product(x, self._head.rnn_w.weight, tokens),
+            self._states[depth % 2, : len(parents)],
             second=None if state is None else Product(state, recurrent.weight, parents),
             bias=recurrent.bias,
             silu=True,
