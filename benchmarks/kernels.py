@@ -11,6 +11,7 @@ bandwidth, at best. Timed are, for bf16 weights of random numbers:
     its product one of as many bytes, x W^T with W [2 H, 2 H], by torch: what a library reaches
     block       a residual block of the gated head, with its norm: one launch of ours
     its product likewise, W [H, H]
+    lstm        an LSTM speculator's cell of D = H, behind its product: one launch of ours
     candidates  128 of each of four depths of V = 32,768, chosen from logits that are there
     gathered    the products of their rows with a request's four beams: --rows / 4 requests
     ranked      the best four of them
@@ -49,6 +50,7 @@ from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
+from vllm_redrafter.triton_kernels.speculator_cell import speculator_cell
 from vllm_redrafter.triton_kernels.tree_attention import TreeAttention
 
 BEAMS, LENGTH = 4, 5
@@ -84,7 +86,7 @@ def measured(gpu: Gpu, options: argparse.Namespace) -> Iterator[Timed]:
 
 
 def of_weights(gpu: Gpu, hidden: int, rows: int) -> Iterator[Timed]:
-    """The cell, the block, and products of as many bytes."""
+    """Cells, the block, and products of as many bytes."""
     case = f"H {hidden}, {rows} rows"
     x, out = normal(gpu, rows, hidden), normal(gpu, rows, hidden)
     weight, bias = normal(gpu, 2 * hidden, 2 * hidden), normal(gpu, 2 * hidden)
@@ -108,6 +110,14 @@ def of_weights(gpu: Gpu, hidden: int, rows: int) -> Iterator[Timed]:
             torch.mm(joined, read.t(), out=made)
 
         yield Timed("its product", case, read.nbytes, gpu.in_graph(library))
+    in_order = torch.arange(rows, device=gpu.device)
+    embedded, above = Rows(x, in_order), Rows(weight[:rows], in_order.int())
+    projected, after = weight.view(hidden, -1)[:rows], torch.empty_like(above.x)
+
+    def lstm() -> None:
+        speculator_cell(embedded, projected, above, [of_small] * 4, after, 1.0, EPSILON)
+
+    yield Timed("lstm", case, (1 + 4 + 1 + 2) * x.nbytes, gpu.in_graph(lstm))
 
 
 def of_candidates(gpu: Gpu, hidden: int, requests: int) -> Iterator[Timed]:
@@ -115,15 +125,11 @@ def of_candidates(gpu: Gpu, hidden: int, requests: int) -> Iterator[Timed]:
     rows, count = requests * BEAMS, USUAL_CANDIDATES
     case = f"H {hidden}, {rows} rows"
     logits = normal(gpu, LENGTH * requests, VOCABULARY)
-    x, scale, weight = (
-        normal(gpu, rows, hidden),
-        normal(gpu, hidden),
-        normal(gpu, VOCABULARY, hidden),
-    )
+    x, weight = normal(gpu, rows, hidden), normal(gpu, VOCABULARY, hidden)
     tokens = choose_candidates(logits, requests, count, BEAMS)[1][0]
 
     def gathered() -> Tensor:
-        return gather_dot(x, weight, tokens, scale=scale, epsilon=EPSILON)
+        return gather_dot(x, weight, tokens, scale=x[0], epsilon=EPSILON)
 
     of_tokens = gathered()
     rows_read = tokens.numel() * hidden * weight.element_size()

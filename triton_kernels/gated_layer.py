@@ -184,7 +184,7 @@ def gated_cell(
         "weight": (weight, (2 * width, 2 * width)),
         "bias": (bias, (2 * width,)),
     }
-    _check_like(out, shapes)
+    check_like(out, shapes)
     check_rows("embedded", *embedded, torch.int64, rows)
     check_rows("state", *state, torch.int32, rows)
     # Of a narrow state, 16 columns each would be too few thread blocks for a GPU.
@@ -232,7 +232,7 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     rows, hidden = out.shape
-    _check_like(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
+    check_like(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
     _scale_normed[(rows,)](
         state,
         state.stride(0),
@@ -248,7 +248,7 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
     return out
 
 
-def _check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+def check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
     """What is read has these shapes, and is of the kind that `out` is, and elsewhere."""
     require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
     require_like(out, out=(out, tuple(out.shape)), **given)

@@ -50,6 +50,7 @@ def test_every_kernel_is_launched_at_every_size_beside_what_it_must_read() -> No
     square = 2 * 32 * 32
     heads = [(launch, read) for launch, case, read in found if case == "H 32, 4 rows"]
     assert heads[:3] == [("cell", 4 * square), ("its product", 4 * square), ("block", square)]
+    assert dict(heads)["lstm"] == 4 * (1 + 4 + 1 + 2) * 2 * 32
     assert {launch for launch, *_ in found} >= {"candidates", "gathered", "ranked", "admitted"}
     # K and V of 20 + 5 tokens and 8 heads, queries and output of 5 and 32; states read and written.
     steps = {launch: (case, read) for launch, case, read in found}

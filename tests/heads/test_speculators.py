@@ -19,8 +19,10 @@ from redrafter_testing.models.published_speculators import (
 )
 
 KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers", "candidates")
+KERNELS += ("gather_dot", "gated_layer", "speculator_cell")
 import_interpreted(
-    *(f"vllm_redrafter.triton_kernels.{name}" for name in (*KERNELS, "gather_dot")),
+    *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
+    *(f"vllm_redrafter.engine.cuda.heads.{name}" for name in ("selector", "speculators", "forms")),
     "vllm_redrafter.engine.cuda.draft_search",
 )
 

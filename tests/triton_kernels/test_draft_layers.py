@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of a head's layers, in one launch, is that of float64."""
+"""Each of a head's layers, in one launch, is what torch makes of it."""
 
 from typing import Any
 
@@ -7,27 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from redrafter_testing.gpu.kernel_references import naive_draft_layer, naive_normed
+from redrafter_testing.gpu.kernel_references import naive_normed
+from vllm_redrafter.heads import norm, speculators
+from vllm_redrafter.heads.gated import GatedHead
+from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 from vllm_redrafter.triton_kernels.gather_dot import gather_dot
+from vllm_redrafter.triton_kernels.speculator_cell import WIDEST, speculator_cell
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 EPSILON = 1e-3
-
-
-def naive_gated_cell(
-    embedded: Rows, state: Rows, rows: int, weight: Tensor, bias: Tensor, epsilon: float
-) -> Tensor:
-    """`gated_cell` by torch: [rows, N] float64."""
-
-    def rows_of(read: Rows) -> Tensor:
-        return (read.x[:rows] if read.rows is None else read.x[read.rows.long()]).double()
-
-    e, s = rows_of(embedded), rows_of(state)
-    joined = torch.cat([naive_normed(e, epsilon), naive_normed(s, epsilon)], dim=-1)
-    gate, candidate = (joined @ weight.double().t() + bias.double()).chunk(2, dim=-1)
-    return torch.lerp(torch.nn.functional.silu(candidate), s, gate.sigmoid())
 
 
 def naive_gather_dot(
@@ -53,12 +43,6 @@ def uneven(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return random(rows, columns, dtype=dtype) * scale
 
 
-def there(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Product | Rows):
-        return type(value)(*(there(part, device) for part in value))
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
 def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(found.cpu().double(), expected, rtol=tolerance, atol=tolerance)
@@ -77,40 +61,16 @@ class Output:
         assert (self.wide[rows:] == -77).all() and (self.wide[:, columns:] == -77).all()
 
 
-def check_layer(
-    device: torch.device, rows: int, columns: int, first: Product, **others: Any
-) -> None:
-    output = Output(rows, columns, first.x.dtype, device)
-    arguments = {name: there(value, device) for name, value in others.items()}
-    assert draft_layer(there(first, device), output.out, **arguments) is output.out
-    output.check(naive_draft_layer(first, rows, **others))
-
-
 # Sizes are no multiples of any block.
-
-
-@pytest.mark.parametrize(
-    ("dtype", "rows"), [(torch.float32, 1), (torch.float32, 20), (torch.bfloat16, 4)]
-)
-def test_states_follow_their_parents(device: torch.device, dtype: torch.dtype, rows: int) -> None:
-    """Several beams continue one state."""
-    tokens, parents = torch.arange(rows) * 3 % 11, (torch.arange(rows) // 2).int()
-    weight = random(70, 70, dtype=dtype, size=70**-0.5)
-    check_layer(
-        device,
-        rows,
-        70,
-        Product(random(11, 70, dtype=dtype), weight, tokens),
-        second=Product(random(rows, 70, dtype=dtype), weight * 2, parents),
-        bias=random(70, dtype=dtype),
-        silu=True,
-    )
 
 
 def test_a_condition_is_each_beam_s_of_its_request(device: torch.device) -> None:
     """The weight is the right half of a wider one."""
-    weight = random(40, 130, size=0.1)[:, 65:]
-    check_layer(device, 6, 40, Product(random(6, 65), weight), addend=random(2, 40))
+    x, weight, added = random(6, 65), random(40, 130, size=0.1)[:, 65:], random(2, 40)
+    output = Output(6, 40, x.dtype, device)
+    product = Product(x.to(device), weight.to(device))
+    assert draft_layer(product, output.out, addend=added.to(device)) is output.out
+    output.check(x.double() @ weight.double().t() + added.double().repeat_interleave(3, dim=0))
 
 
 @pytest.mark.parametrize("epsilon", [None, EPSILON])
@@ -118,30 +78,61 @@ def test_a_condition_is_each_beam_s_of_its_request(device: torch.device) -> None
 def test_a_residual_block_adds_what_it_read(
     device: torch.device, dtype: torch.dtype, epsilon: float | None
 ) -> None:
-    x, bias = random(5, 133, dtype=dtype), random(133, dtype=dtype)
-    product = Product(x, random(133, 133, dtype=dtype, size=0.1))
-    check_layer(device, 5, 133, product, bias=bias, silu=True, residual=x, epsilon=epsilon)
+    given = [random(5, 133), random(133, 133, size=0.1), random(133)]
+    x, weight, bias = (part.to(device, dtype) for part in given)
+    output = Output(5, 133, dtype, device)
+    added = {"bias": bias, "silu": True, "residual": x}
+    draft_layer(Product(x, weight), output.out, **added, epsilon=epsilon)
+    x, weight, bias = (part.cpu().double() for part in (x, weight, bias))
+    read = x if epsilon is None else naive_normed(x, epsilon)
+    output.check(x + torch.nn.functional.silu(read @ weight.t() + bias))
 
 
+HEADS = RecurrentHead, GatedHead, speculators.MlpSpeculator, speculators.LstmSpeculator
+
+
+def cell_of(
+    head: Any, embedded: Rows, condition: Tensor, above: Rows | None, out: Tensor
+) -> Tensor:
+    """A head's states after some tokens, in one launch, and a product where it is torch's."""
+    if isinstance(head, RecurrentHead):
+        product = Product(embedded.x, head.rnn_w.weight, embedded.rows)
+        second = above and Product(above.x, head.rnn_u.weight, above.rows)
+        return draft_layer(product, out, second, bias=head.rnn_u.bias, silu=True)
+    if isinstance(head, GatedHead):
+        cell = head.cell.weight, head.cell.bias
+        return gated_cell(embedded, above or Rows(condition), *cell, out, norm.EPSILON)
+    width, alpha = head.config.width, head.config.alpha
+    projected = condition if above is None else head.proj[1](above.x[:, :width])
+    norms = [part for name, part in head.named_parameters() if "ln" in name]
+    return speculator_cell(embedded, projected, above, norms, out, alpha, speculators.EPSILON)
+
+
+@pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize(
-    ("dtype", "rows", "hidden"),
+    ("dtype", "rows", "width"),
     [(torch.float32, 20, 70), (torch.bfloat16, 4, 133), (torch.float16, 64, 16)],
 )
-def test_a_gated_state_follows_its_parent(
-    device: torch.device, dtype: torch.dtype, rows: int, hidden: int
+@torch.no_grad()
+def test_a_state_is_that_of_the_head(
+    device: torch.device, kind: Any, dtype: torch.dtype, rows: int, width: int
 ) -> None:
-    tokens, parents = torch.arange(rows) * 3 % 11, (torch.arange(rows) // 2).int()
-    arguments = (
-        Rows(random(11, hidden, dtype=dtype, size=0.01), tokens),
-        Rows(uneven(rows, hidden, dtype), parents),
-        random(2 * hidden, 2 * hidden, dtype=dtype, size=hidden**-0.5),
-        random(2 * hidden, dtype=dtype),
-    )
-    output = Output(rows, hidden, dtype, device)
-    on_device = [there(argument, device) for argument in arguments]
-    assert gated_cell(*on_device, output.out, EPSILON) is output.out
-    embedded, state, weight, bias = arguments
-    output.check(naive_gated_cell(embedded, state, rows, weight, bias, EPSILON))
+    """At roots, and where several beams continue one state."""
+    sizes = {"exit_dim": width, "rnn": True, "width": width, "num_levels": 2}
+    head = kind(kind.config_class.from_dict({"vocab_size": 11, "hidden_size": width, **sizes}))
+    head.to(device, dtype)
+    for parameter in head.parameters():
+        parameter.copy_(random(*parameter.shape, size=width**-0.5))
+    table = random(11, width, dtype=dtype, size=0.01).to(device)
+    in_order = torch.arange(rows, device=device)
+    tokens, parents = in_order * 3 % 11, in_order.int() // 2
+    condition = head.condition(uneven(rows, width, dtype).to(device))
+    root = head.start(condition, table[tokens])
+    below = head.advance(root[parents], table[tokens], 1)
+    for above, expected in ((None, root), (Rows(root, parents), below)):
+        output = Output(*expected.shape, dtype, device)
+        assert cell_of(head, Rows(table, tokens), condition, above, output.out) is output.out
+        output.check(expected.cpu().double())
 
 
 @pytest.mark.parametrize(("dtype", "hidden"), [(torch.float32, 2100), (torch.bfloat16, 7)])
@@ -174,8 +165,9 @@ def test_each_beam_is_multiplied_with_its_request_s_rows(
     weight = random(90, width, dtype=dtype, size=width**-0.5)
     tokens = torch.stack([torch.randperm(90)[:count] for _ in range(requests)]).int()
     scale = random(width, dtype=dtype) if scaled else None
-    on_device = [there(part, device) for part in (x, weight, tokens)]
-    found = gather_dot(*on_device, scale=there(scale, device), epsilon=EPSILON)
+    on_device = [part.to(device) for part in (x, weight, tokens)]
+    scaling = None if scale is None else scale.to(device)
+    found = gather_dot(*on_device, scale=scaling, epsilon=EPSILON)
     assert found.dtype == torch.float32
     assert_close(found, naive_gather_dot(x, weight, tokens, scale, EPSILON), dtype)
 
@@ -198,6 +190,15 @@ GOOD: dict[Any, dict[str, Any]] = {
         "epsilon": EPSILON,
     },
     gather_dot: {"x": X, "weight": W, "tokens": T},
+    speculator_cell: {
+        "embedded": Rows(X, torch.arange(4)),
+        "projected": torch.zeros(4, 8),
+        "above": Rows(torch.zeros(4, 8), torch.zeros(4).int()),
+        "norms": [X[0], X[1]],
+        "out": torch.zeros(4, 8),
+        "alpha": 1.0,
+        "epsilon": EPSILON,
+    },
 }
 
 
@@ -226,6 +227,11 @@ GOOD: dict[Any, dict[str, Any]] = {
         (gather_dot, {"x": torch.zeros(130, 8)}, "x: at most 64 beams"),
         (gather_dot, {"weight": torch.zeros(9, 7)}, "weight: expected"),
         (gather_dot, {"tokens": T.long()}, "tokens: expected torch.int32"),
+        (speculator_cell, {"embedded": Rows(X)}, "embedded.rows: expected"),
+        (speculator_cell, {"above": Rows(X, torch.zeros(4).long())}, "above.rows: expected"),
+        (speculator_cell, {"projected": X[:3], "above": None}, "above.x: has 3 rows"),
+        (speculator_cell, {"norms": [X[0]] * 4}, r"norms\[0\]: expected \[4\]"),
+        (speculator_cell, {"out": torch.zeros(4, WIDEST + 1)}, "out: at most 8192 columns"),
     ],
 )
 def test_what_does_not_fit_is_named(launch: Any, changed: dict[str, Any], named: str) -> None:

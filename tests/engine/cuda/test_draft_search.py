@@ -16,8 +16,8 @@ from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpr
 
 ON_GPU = torch.cuda.is_available()
 KERNELS = ("ordered_keys", "top_candidates", "candidates", "grow_beams", "draft_layers")
-KERNELS += ("gated_layer", "gather_dot")
-FORMS_OF_HEADS = ("selector", "gated", "recurrent", "forms")
+KERNELS += ("gated_layer", "gather_dot", "speculator_cell")
+FORMS_OF_HEADS = ("selector", "gated", "recurrent", "speculators", "forms")
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
@@ -31,7 +31,8 @@ from vllm_redrafter.engine.cuda.heads.forms import fused_form  # noqa: E402
 from vllm_redrafter.engine.cuda.heads.gated import FusedGatedHead  # noqa: E402
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
-from vllm_redrafter.heads.registry import new_head  # noqa: E402
+from vllm_redrafter.heads.registry import NAMES  # noqa: E402
+from vllm_redrafter.heads.speculators import LstmSpeculator, MlpSpeculator  # noqa: E402
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search  # noqa: E402
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs  # noqa: E402
 from vllm_redrafter.tree.sharding import VocabularyShard  # noqa: E402
@@ -39,6 +40,7 @@ from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree  # 
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS  # noqa: E402
 
 HIDDEN, VOCAB = 16, 70
+HEADS = {**NAMES, "mlp": MlpSpeculator, "lstm": LstmSpeculator}
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SHAPE = SearchShape(3, 3)
 MANY = MAX_ROWS // SHAPE.beam_width + 1
@@ -58,7 +60,8 @@ def kernels() -> Iterator[None]:
 def head_of(name: str, **options: Any) -> DraftHead:
     """Peaked distributions, in which beams outlive and leave one another."""
     torch.manual_seed(0)
-    drafter = new_head(name, VOCAB, HIDDEN, **options).to(DEVICE)
+    config = HEADS[name].config_class.of_target(VOCAB, HIDDEN, **options)
+    drafter = HEADS[name](config).to(DEVICE)
     for parameter in drafter.parameters():
         nn.init.normal_(parameter, std=0.5)
     if (ranked := drafter.config.draft_vocab_size) is not None:
@@ -99,9 +102,12 @@ def assert_same(found: ExploredNodes, expected: ExploredNodes) -> None:
 REDUCED = {"draft_vocab_size": 30}
 SELECTOR = {"depths": 3, "rank": 5}
 """Of one more level than a search has."""
+TIED = {"width": 24, "num_levels": 2}
+UNTIED = {"width": 24, "num_levels": 5, "tied": False, "scale_input": True}
 SELECTING: list[tuple[str, dict[str, Any]]] = [
     ("recurrent", {"num_draft_layers": 2, "selector": SELECTOR}),
     ("gated", {"selector": SELECTOR}),
+    ("lstm", {"selector": SELECTOR, **TIED}),
     ("gated", {"num_draft_layers": 1, "selector": SELECTOR, **REDUCED}),
 ]
 
@@ -116,6 +122,8 @@ SELECTING: list[tuple[str, dict[str, Any]]] = [
         ("recurrent", {"rnn": False}, 2, 0),
         ("gated", {}, 2, 0),
         ("gated", {"num_draft_layers": 2, "target_layers": (1, 2), **REDUCED}, 2, 0),
+        ("mlp", UNTIED, 2, 0),
+        *(("lstm", TIED | REDUCED, count, 0) for count in (2, MANY)),
         *((name, options, count, 8) for name, options in SELECTING for count in (2, MANY)),
     ],
 )
@@ -149,7 +157,7 @@ def test_a_head_with_a_selector_may_rank_the_vocabulary(name: str, options: dict
 
 @pytest.mark.parametrize(
     ("name", "options", "candidates"),
-    [("recurrent", {}, 0), *((name, options, 8) for name, options in SELECTING[::2])],
+    [("recurrent", {}, 0), *((name, options, 8) for name, options in SELECTING[::3])],
 )
 def test_ranks_find_together_what_one_finds(
     name: str, options: dict[str, Any], candidates: int
@@ -245,6 +253,8 @@ def test_nodes_are_ranked_by_their_survival() -> None:
         ("gated", {"num_draft_layers": 1}, 7 * 5),
         ("gated", {"selector": {"depths": 4, "rank": 5}}, 9 + 4 * 4),
         ("recurrent", {"selector": {"depths": 4, "rank": 5}}, 11 + 6 * 4),
+        ("mlp", UNTIED | {"scale_input": False}, 6 * 5),
+        ("lstm", TIED, 6 * 5),
     ],
 )
 def test_so_many_launches_draft_five_levels_in_a_graph(

@@ -38,6 +38,7 @@ from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
 from vllm_redrafter.triton_kernels.rope_positions import add_depths
+from vllm_redrafter.triton_kernels.speculator_cell import WIDEST, speculator_cell
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 
@@ -142,6 +143,16 @@ def gated_layers(rows: int = 64) -> None:
     scale_normed(x, x[0], out, 1e-6)
 
 
+def speculator_cells(parts: int, width: int, rows: int = 4) -> None:
+    """speculator_cell of an MLP, or of an LSTM, whose states have two parts."""
+    states, out = torch.zeros(2, rows, parts * width, dtype=torch.bfloat16)
+    projected = torch.zeros(rows, parts * parts * width, dtype=torch.bfloat16)
+    norm = projected[0, :width]
+    embedded = Rows(projected[:, :width], torch.zeros(rows, dtype=torch.int64))
+    above = Rows(states, integers(rows))
+    speculator_cell(embedded, projected, above, [norm] * 2 * parts, out, 1.0, 1e-6)
+
+
 def candidates(count: int = 128, width: int = 4) -> None:
     """choose_candidates of 5 levels, and gather_dot and rank_candidates of one below the first."""
     choose_candidates(torch.zeros(5, VOCAB, dtype=torch.bfloat16), 1, count, width)
@@ -191,6 +202,7 @@ def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 
 DRAFTS = (
     *(draft_level, recurrent_layer, learn, match, candidates),
     *(gated_layers, partial(gated_layers, 4)),
+    *(partial(speculator_cells, *sizes) for sizes in ((1, HIDDEN), (2, HIDDEN), (2, WIDEST))),
 )
 """All of a draft's."""
 

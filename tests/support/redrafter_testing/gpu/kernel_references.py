@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.triton_kernels.draft_layers import Product
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens
 
 
@@ -22,35 +21,6 @@ def naive_top_candidates(logits: Tensor, num: int) -> TopTokens:
         torch.nn.functional.pad(tokens[:, :num], pad).int(),
         normalisers.masked_fill(normalisers == -torch.inf, 0.0).float(),
     )
-
-
-def naive_draft_layer(
-    first: Product,
-    rows: int,
-    second: Product | None = None,
-    bias: Tensor | None = None,
-    addend: Tensor | None = None,
-    silu: bool = False,
-    residual: Tensor | None = None,
-    epsilon: float | None = None,
-) -> Tensor:
-    """`draft_layer` by torch, in float64: [rows, N] float64."""
-
-    def rows_of(product: Product) -> Tensor:
-        x, chosen = product.x, product.rows
-        return (x[:rows] if chosen is None else x[chosen.long()]).double()
-
-    x = rows_of(first) if epsilon is None else naive_normed(rows_of(first), epsilon)
-    total = x @ first.weight.double().t()
-    if second is not None:
-        total = total + rows_of(second) @ second.weight.double().t()
-    if bias is not None:
-        total = total + bias.double()
-    if addend is not None:
-        total = total + addend.double().repeat_interleave(rows // addend.shape[0], dim=0)
-    if silu:
-        total = torch.nn.functional.silu(total)
-    return total if residual is None else total + residual.double()
 
 
 def naive_normed(x: Tensor, epsilon: float) -> Tensor:

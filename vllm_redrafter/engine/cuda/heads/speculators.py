@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published speculators in few launches, for few rows on a GPU: `heads/speculators.py`.
+
+With V and the search's three, a level is six launches: a product, and one for all behind it.
+"""
+
+from torch import Tensor, nn
+
+from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
+from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.heads.speculators import EPSILON, LstmSpeculator, MlpSpeculator
+from vllm_redrafter.triton_kernels.gated_layer import Rows
+from vllm_redrafter.triton_kernels.speculator_cell import speculator_cell
+
+
+class FusedSpeculator:
+    """A `FusedHead`. Weights are read where the head has them at each call."""
+
+    def __init__(self, head: MlpSpeculator | LstmSpeculator, max_rows: int, length: int) -> None:
+        self._head, width = head, head.config.width
+        self._selector = FusedSelector.of(head.selector, length, max_rows)
+        state_width = 2 * width if isinstance(head, LstmSpeculator) else width
+        # A cell reads one of the two and writes the other.
+        self._states = head.vocabulary_layer.weight.new_empty(2, max_rows, state_width)
+
+    def step(
+        self,
+        condition: Tensor,
+        state: Tensor | None,
+        embedded: tuple[Tensor, Tensor | None],
+        parents: Tensor,
+        depth: int,
+    ) -> Tensor:
+        head, width = self._head, self._head.config.width
+        if state is not None:
+            condition = head.proj[min(depth, len(head.proj) - 1)](state[:, :width])
+        norms: list[nn.Module]
+        if isinstance(head, LstmSpeculator):
+            norms = [head.cell_ln, head.state_ln]
+        else:
+            norms = [head.ln[min(depth, len(head.ln) - 1)]]
+        return speculator_cell(
+            Rows(*embedded),
+            condition,
+            None if state is None else Rows(state, parents),
+            [part for norm in norms for part in norm.parameters()],
+            self._states[depth % 2, : len(parents)],
+            head.config.alpha,
+            EPSILON,
+        )
+
+    def features(self, condition: Tensor, state: Tensor) -> Features:
+        return Features(self._head.features(condition, state))
+
+    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
+        assert self._selector is not None
+        return self._selector(self.features(condition, state).x)
