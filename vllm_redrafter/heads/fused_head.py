@@ -16,6 +16,9 @@ class Features(NamedTuple):
 class FusedHead(Protocol):
     """A head's layers, but the vocabulary-wide one, for the rows of a level: beams by request."""
 
+    max_rows: int
+    """Of a level; the head itself searches larger ones."""
+
     def step(
         self,
         condition: Tensor,

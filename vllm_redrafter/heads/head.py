@@ -343,7 +343,7 @@ class DraftHead(nn.Module, SearchHead):
         """The same head in few launches, for a GPU and few rows; None where it has no such form.
 
         Args:
-            max_rows: of one call; a search of more takes `features`.
+            max_rows: of searches; the form may take fewer.
             length: L, the levels of drafts.
         """
         return None

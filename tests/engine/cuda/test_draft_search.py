@@ -246,29 +246,29 @@ def test_nodes_are_ranked_by_their_survival() -> None:
 
 @pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
 @pytest.mark.parametrize(
-    ("name", "options", "launches"),
+    ("name", "options", "count", "launches"),
     [
-        ("recurrent", {"exit_dim": 24}, 1 + 7 * 5),
-        ("gated", {}, 6 * 5),
-        ("gated", {"num_draft_layers": 1}, 7 * 5),
-        ("gated", {"selector": {"depths": 4, "rank": 5}}, 9 + 4 * 4),
-        ("recurrent", {"selector": {"depths": 4, "rank": 5}}, 11 + 6 * 4),
-        ("mlp", UNTIED | {"scale_input": False}, 6 * 5),
-        ("lstm", TIED, 6 * 5),
+        ("recurrent", {"exit_dim": 24}, 1, 1 + 7 * 5),
+        ("gated", {}, 1, 6 * 5),
+        ("gated", {"num_draft_layers": 1}, 1, 7 * 5),
+        ("gated", {"selector": {"depths": 4, "rank": 5}}, 1, 9 + 4 * 4),
+        ("recurrent", {"selector": {"depths": 4, "rank": 5}}, 1, 11 + 6 * 4),
+        ("mlp", UNTIED | {"scale_input": False}, 1, 6 * 5),
+        ("lstm", TIED, MANY, 6 * 5),
     ],
 )
 def test_so_many_launches_draft_five_levels_in_a_graph(
-    name: str, options: dict[str, Any], launches: int
+    name: str, options: dict[str, Any], count: int, launches: int
 ) -> None:
     """Which reads what is in its inputs now."""
     head, embed, shape = head_of(name, **options), embedding(), SearchShape(4, 5)
     candidates = 8 if head.config.selected_depths else 0
-    search = DraftSearch(head, embed, embed, shape, 1, candidates=lambda _: candidates)
-    inputs = requests(1)
+    search = DraftSearch(head, embed, embed, shape, count, candidates=lambda _: candidates)
+    inputs = requests(count)
     graph = RecordedGraph()
     with torch.inference_mode(), graphs_recorded(), torch.cuda.graph(graph):
         found, _ = search.explore(*inputs)
-    for own, other in zip(inputs, requests(1, seed=3), strict=True):
+    for own, other in zip(inputs, requests(count, seed=3), strict=True):
         own.copy_(other)
     graph.replay()
     assert_same(found, beam_search(head, embed, *inputs, *shape, candidates=candidates))

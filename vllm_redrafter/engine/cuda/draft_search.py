@@ -6,7 +6,8 @@ this search needs seven per level. Where the head selects candidates at the root
 (`heads/shortlist.py`), levels below have no product with the vocabulary-wide layer, but one launch
 that gathers the candidates' rows and one that ranks them.
 
-Above `MAX_ROWS` beams, and for heads without a fused form, the small layers are the head's own.
+Above the beams that a fused form takes, and for heads without one, the small layers are the head's
+own.
 """
 
 from collections.abc import Callable
@@ -16,14 +17,13 @@ from torch import Tensor, nn
 
 from vllm_redrafter.engine.cuda.heads.forms import fused_form
 from vllm_redrafter.engine.cuda.heads.selector import finished
-from vllm_redrafter.heads.fused_head import Features, FusedSelectorHead
+from vllm_redrafter.heads.fused_head import Features, FusedHead, FusedSelectorHead
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.tree.beam_search import ExploredNodes, log_softmax_of_top
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.sharding import VocabularyShard
 from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
-from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
 from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
@@ -67,7 +67,7 @@ class DraftSearch:
         self._survival = survival
         config = drafter.config
         self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
-        self._launches = fused_form(drafter, min(MAX_ROWS, max_requests * width), length)
+        self._launches = fused_form(drafter, max_requests * width, length)
 
     @torch.inference_mode()
     def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
@@ -122,7 +122,7 @@ class DraftSearch:
         """States [rows, S] after `tokens`, each of which continues a beam of the level above."""
         rows = tokens.shape[0]
         parents = self.beams.parents[:rows]
-        head, fused = self._drafter, self._launches if rows <= MAX_ROWS else None
+        head, fused = self._drafter, self._fused_for(rows)
         table = head.embedding_of(self.table, depth)
         if fused is not None and table is not None:
             return fused.step(condition, state, (table.weight, tokens), parents, depth)
@@ -133,18 +133,22 @@ class DraftSearch:
             return head.start(condition, embedded)
         return head.advance(state.index_select(0, parents), embedded, depth)
 
+    def _fused_for(self, rows: int) -> FusedHead | None:
+        form = self._launches
+        return form if form is not None and rows <= form.max_rows else None
+
     def _features_of(self, condition: Tensor, state: Tensor) -> Features:
         """`DraftHead.features` of [R * beams, S]."""
-        if self._launches is not None and state.shape[0] <= MAX_ROWS:
-            return self._launches.features(condition, state)
+        if (fused := self._fused_for(len(state))) is not None:
+            return fused.features(condition, state)
         by_request = state.view(condition.shape[0], -1, state.shape[-1])
         read = self._drafter.features(condition.unsqueeze(1), by_request)
         return Features(read.flatten(0, 1))
 
     def _base_features_of(self, condition: Tensor, state: Tensor) -> Tensor:
         """`DraftHead.base_features` of the roots: [L, R, E]."""
-        head = self._launches
-        if isinstance(head, FusedSelectorHead) and state.shape[0] <= MAX_ROWS:
+        head = self._fused_for(len(state))
+        if isinstance(head, FusedSelectorHead):
             return head.base_features(condition, state)
         length = self.beams.tokens.shape[1]
         return self._drafter.base_features(condition, state, length).transpose(0, 1)

@@ -14,7 +14,7 @@ from vllm_redrafter.engine.cuda.heads.selector import FusedSelector, finished
 from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 
 
@@ -23,6 +23,7 @@ class FusedGatedHead:
 
     def __init__(self, head: GatedHead, max_rows: int, length: int) -> None:
         self._head = head
+        self.max_rows = max_rows = min(max_rows, MAX_ROWS)
         self._selector = FusedSelector.of(head.selector, length, max_rows)
         # A layer reads one of the two and writes the other.
         self._states = head.scale.new_empty(2, max_rows, len(head.scale))

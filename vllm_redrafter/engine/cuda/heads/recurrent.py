@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
 from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.recurrent import RecurrentHead
-from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
 
 
 class FusedRecurrentHead:
@@ -18,6 +18,7 @@ class FusedRecurrentHead:
 
     def __init__(self, head: RecurrentHead, max_rows: int, length: int) -> None:
         self._head = head
+        self.max_rows = max_rows = min(max_rows, MAX_ROWS)
         self._selector = FusedSelector.of(head.selector, length, max_rows)
         weight, config = head.vocabulary_layer.weight, head.config
         # A layer reads one of the two and writes the other.

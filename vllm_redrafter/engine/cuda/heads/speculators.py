@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published speculators in few launches, for few rows on a GPU: `heads/speculators.py`.
+"""Published speculators in few launches on a GPU: `heads/speculators.py`.
 
 With V and the search's three, a level is six launches: a product, and one for all behind it.
 """
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
 from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.speculators import EPSILON, LstmSpeculator, MlpSpeculator
+from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
 from vllm_redrafter.triton_kernels.gated_layer import Rows
 from vllm_redrafter.triton_kernels.speculator_cell import speculator_cell
 
@@ -17,11 +18,9 @@ class FusedSpeculator:
     """A `FusedHead`. Weights are read where the head has them at each call."""
 
     def __init__(self, head: MlpSpeculator | LstmSpeculator, max_rows: int, length: int) -> None:
-        self._head, width = head, head.config.width
-        self._selector = FusedSelector.of(head.selector, length, max_rows)
-        state_width = 2 * width if isinstance(head, LstmSpeculator) else width
-        # A cell reads one of the two and writes the other.
-        self._states = head.vocabulary_layer.weight.new_empty(2, max_rows, state_width)
+        self._head = head
+        self.max_rows = max_rows if head.selector is None else min(max_rows, MAX_ROWS)
+        self._selector = FusedSelector.of(head.selector, length, self.max_rows)
 
     def step(
         self,
@@ -44,7 +43,7 @@ class FusedSpeculator:
             condition,
             None if state is None else Rows(state, parents),
             [part for norm in norms for part in norm.parameters()],
-            self._states[depth % 2, : len(parents)],
+            condition.new_empty(len(parents), len(norms) * width),
             head.config.alpha,
             EPSILON,
         )
