@@ -14,7 +14,7 @@ from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import USUAL_CANDIDATES
 from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.heads.gated import GatedConfig
-from vllm_redrafter.heads.registry import head_config, new_head
+from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -86,6 +86,6 @@ def test_candidates_that_a_head_cannot_tell_are_refused(checkpoint: Path, tmp_pa
     "wrong", [3, {"depths": 3}, {"depths": 0, "rank": 4}, {"depths": 3, "rank": 4, "more": 1}]
 )
 def test_entries_that_are_no_selector_are_refused(wrong: Any) -> None:
-    values = {"model_type": GatedConfig.model_type, "vocab_size": V, "hidden_size": H}
+    values = {"vocab_size": V, "hidden_size": H}
     with pytest.raises(ConfigError, match="selector"):
-        head_config(values | {"selector": wrong})
+        GatedConfig.from_dict(values | {"selector": wrong})

@@ -20,7 +20,7 @@ from vllm_redrafter.checkpoints.reading import (
     verifier_of,
 )
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_tensors
-from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights, written
+from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import NAMES, build_head, heads, written_types
@@ -142,7 +142,7 @@ def _read(source: str) -> _Source:
     values = own_values(read_config(source), source)
     head = _head_of(source, values)
     paths = find_weights(source)
-    where = written(paths)
+    where = str(paths)
     tensors = own_tensors(where, head, values, read_weights(paths))
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, head, values, shapes)

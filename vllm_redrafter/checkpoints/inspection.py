@@ -139,7 +139,7 @@ def target_of(target: str) -> Any:
         ) from error
 
 
-def cost_note(found: _Inspection, target: str, step: int | None) -> str:
+def _cost_note(found: _Inspection, target: str, step: int | None) -> str:
     """What a draft costs beside a step of a target that uses so many bytes of its weights."""
     if step is None:
         return f"what a step of {target} reads is not known: transformers cannot make its model"
@@ -155,14 +155,18 @@ def cost_note(found: _Inspection, target: str, step: int | None) -> str:
     )
 
 
-def print_inspection(console: Console, found: _Inspection) -> None:
-    """Show it to a reader."""
+def print_inspection(
+    console: Console, found: _Inspection, target: str | None = None, step: int | None = None
+) -> None:
+    """Show it to a reader; `step` are the bytes that a step of the target reads, if known."""
     config, training = found.config, found.training
     size = f"{found.num_parameters:,} parameters, {decimal(found.num_bytes)}"
     _say(console, f"{found.checkpoint}: a ReDrafter drafter of {size}")
     licence = found.licence or "not stated in its README.md"
     _say(console, f"family {config.model_type}, from {found.source}; licence: {licence}")
     _say(console, f"a draft of {found.levels} tokens reads {decimal(found._draft_bytes)}")
+    if target is not None:
+        _say(console, _cost_note(found, target, step))
     console.print(_size_table(config))
     console.print(_tensor_table(found.tensors))
     for line in _notes(config):

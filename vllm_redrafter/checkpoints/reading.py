@@ -16,9 +16,9 @@ from vllm_redrafter.checkpoints.acceptance import PerSampling, acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config
 from vllm_redrafter.checkpoints.published_config import MODEL_TYPE, own_values
 from vllm_redrafter.checkpoints.tensors import check_tensors, own_tensors
-from vllm_redrafter.checkpoints.weight_files import SERVED, find_weights, read_weights, written
+from vllm_redrafter.checkpoints.weight_files import SERVED, find_weights, read_weights
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import build_head, head_config, heads, written_types
+from vllm_redrafter.heads.registry import build_head, heads, written_types
 from vllm_redrafter.utils.errors import ConfigError
 
 SHAPE_KEYS = {
@@ -59,7 +59,7 @@ class Checkpoint:
             raise ConfigError(f"{model}: {error}") from error
 
     @cached_property
-    def weights(self) -> list[Path]:
+    def weights(self) -> tuple[Path, ...]:
         """model.safetensors, or its shards."""
         return find_weights(self.model, self.revision, SERVED)
 
@@ -77,11 +77,11 @@ class Checkpoint:
         """
         tensors = {name: _to(t, dtype, device) for name, t in self._tensors().items()}
         drafter = build_drafter(self.head, tensors)
-        _check_finite(written(self.weights), drafter, dtype)
+        _check_finite(str(self.weights), drafter, dtype)
         return drafter
 
     def _tensors(self) -> dict[str, Tensor]:
-        where, kind = written(self.weights), heads()[self.head.model_type]
+        where, kind = str(self.weights), heads()[self.head.model_type]
         tensors = own_tensors(where, kind, self.values, read_weights(self.weights))
         check_tensors(where, self.head, tensors)
         return tensors
@@ -104,7 +104,7 @@ def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
             f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
             f'"model_type": {written_types()}, found {found}'
         )
-    return head_config(values)
+    return heads()[values["model_type"]].config_class.from_dict(values)
 
 
 def load_drafter(

@@ -22,22 +22,22 @@ SERVED = FILES[:2]
 _PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
 
 
-def find_weights(
-    model: str, revision: str | None = None, names: Sequence[str] = FILES
-) -> list[Path]:
+class _Files(tuple[Path, ...]):
+    """Of one format; in messages their name is the one file's, or the folder's."""
+
+    def __str__(self) -> str:
+        return str(self[0]) if len(self) == 1 else f"{self[0].parent} ({len(self)} shards)"
+
+
+def find_weights(model: str, revision: str | None = None, names: Sequence[str] = FILES) -> _Files:
     """The files that hold a checkpoint's weights, all of one format; downloaded from the hub."""
     for name in names:
         if path := resolve_file(model, name, revision):
-            return _shards(model, path, revision) if name.endswith(INDEX) else [path]
+            return _Files(_shards(model, path, revision) if name.endswith(INDEX) else [path])
     remedy = f"where it has other weights, `vllm-redrafter convert {model} FOLDER` writes them so"
     if names == FILES:
         remedy = "give the file that holds the weights one of these names"
     raise ConfigError(f"{model!r}: the checkpoint has no {' or '.join(names)}; {remedy}")
-
-
-def written(paths: Sequence[Path]) -> str:
-    """What messages call these files."""
-    return str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
 
 
 def read_weights(paths: Sequence[Path]) -> dict[str, Tensor]:

@@ -277,9 +277,9 @@ def inspect(
         check = {"target_check": {"target": target, "differences": differences, "step_bytes": step}}
         typer.echo(json.dumps(found.facts() | (check if target else {}), indent=2))
     else:
-        inspection.print_inspection(Console(), found)
+        fitting = target if target and not differences else None
+        inspection.print_inspection(Console(), found, fitting, step)
     if differences:
         raise ConfigError(f"the drafter does not fit {target!r}: {'; '.join(differences)}")
     if target and not as_json:
-        typer.echo(inspection.cost_note(found, target, step))
         typer.echo(f"the drafter fits {target}")

@@ -5,7 +5,7 @@ A head of another package is found by its entry point in the group `vllm_redraft
 names the class; or `register` is called before vLLM starts its engine in the same process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -57,11 +57,6 @@ def heads() -> dict[str, type[DraftHead]]:
 def _register_installed() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
         register(entry.load())
-
-
-def head_config(values: Mapping[str, Any]) -> HeadConfig:
-    """The sizes that a config.json states, whose `model_type` is that of a head."""
-    return heads()[values["model_type"]].config_class.from_dict(values)
 
 
 def build_head(config: HeadConfig) -> DraftHead:
