@@ -121,8 +121,8 @@ def test_a_state_is_that_of_the_head(
     sizes = {"exit_dim": width, "rnn": True, "width": width, "num_levels": 2}
     head = kind(kind.config_class.from_dict({"vocab_size": 11, "hidden_size": width, **sizes}))
     head.to(device, dtype)
-    for parameter in head.parameters():
-        parameter.copy_(random(*parameter.shape, size=width**-0.5))
+    for i, parameter in enumerate(head.parameters()):
+        parameter.copy_(random(i + 1, *parameter.shape, size=width**-0.5)[i])
     table = random(11, width, dtype=dtype, size=0.01).to(device)
     in_order = torch.arange(rows, device=device)
     tokens, parents = in_order * 3 % 11, in_order.int() // 2
