@@ -2,6 +2,7 @@
 """Published speculators say what their own programs say: logits of chains, and beams by those."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def on_kernels(head: Any, hidden: Tensor, roots: Tensor, shape: SearchShape) -> 
 
 SEARCHES: dict[str, Callable[..., ExploredNodes]] = {
     "torch": lambda head, *inputs: beam_search(head, of_target, *inputs[:2], *inputs[2]),
-    "CPU": lambda head, *inputs: search(packed_form(head, packed), of_target, *inputs),
+    "CPU": lambda head, *inputs: search(packed_form(deepcopy(head), packed), of_target, *inputs),
     "CUDA": on_kernels,
 }
 

@@ -3,6 +3,7 @@
 
 import gc
 import weakref
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm_redrafter.heads.head import DraftHead, HeadConfig, Pack, SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.heads.registry import build_head
 from vllm_redrafter.heads.selector import SelectorConfig
+from vllm_redrafter.heads.speculators import MlpSpeculatorConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.top_of_many import FOLDS
@@ -154,6 +156,19 @@ def test_no_matrix_is_kept_but_the_vocabulary_layer_s_for_candidates(config: Hea
     assert {n for n, weight in weights.items() if weight() is not None} <= kept
 
 
+def test_a_layer_is_released_before_the_next_is_packed() -> None:
+    seen: list[weakref.ref[Tensor]] = []
+
+    def pack(weight: Tensor, bias: Tensor | None) -> Any:
+        assert not any(packed_before() is not None for packed_before in seen)
+        seen.append(weakref.ref(weight))
+        return packed(weight, bias)
+
+    sizes = MlpSpeculatorConfig(V, H, width=24, num_levels=3, tied=False)
+    packed_form(build_head(sizes).requires_grad_(False), pack)
+    assert len(seen) == 6
+
+
 class Bringing(GatedHead):
     """Brings a form."""
 
@@ -171,6 +186,6 @@ class Doubled(GatedHead):
 def test_heads_of_other_packages_bring_a_form_or_keep_their_mathematics() -> None:
     assert isinstance(packed_form(Bringing(GatedConfig(V, H)), packed), PackedGatedHead)
     plain = Doubled(GatedConfig(V, H)).requires_grad_(False)
-    fast, (condition, embedded) = packed_form(plain, packed), torch.randn(2, 3, 1, H)
+    fast, (condition, embedded) = packed_form(deepcopy(plain), packed), torch.randn(2, 3, 1, H)
     torch.testing.assert_close(fast.start(condition, embedded), plain.start(condition, embedded))
     assert not any(isinstance(module, nn.Linear) for module in fast.modules())

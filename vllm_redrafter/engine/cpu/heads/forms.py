@@ -2,7 +2,6 @@
 """Which head has which form on packed weights."""
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +11,6 @@ from vllm_redrafter.engine.cpu.heads.recurrent import PackedRecurrentHead
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead, Pack, Product, SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
-from vllm_redrafter.heads.selector import Selector
 
 _FORMS: Mapping[type[DraftHead], Callable[[Any, Pack], SearchHead]] = {
     GatedHead: PackedGatedHead,
@@ -22,31 +20,33 @@ _FORMS: Mapping[type[DraftHead], Callable[[Any, Pack], SearchHead]] = {
 
 
 def packed_form(head: DraftHead, pack: Pack) -> SearchHead:
-    """A head on packed products: its class's form, that of its `packed`, or its layers packed."""
+    """A head on packed products: its class's form, that of its `packed`, or its layers packed.
+
+    The head is used up: in the last case it is what is returned.
+    """
     if (form := _FORMS.get(type(head))) is not None:
         return form(head, pack)
     return head.packed(pack) or _with_packed_layers(head, pack)
 
 
 def _with_packed_layers(head: DraftHead, pack: Pack) -> DraftHead:
-    """The same head, with each linear layer replaced by its product.
+    """The head, with each linear layer replaced by its product.
 
     Only matrices that candidates need are kept: a selector's, and the vocabulary-wide layer's.
     """
-    # The weights themselves are not copied: at a large vocabulary they would be there twice.
-    copy = deepcopy(head, {id(parameter): parameter for parameter in head.parameters()})
-    replaced = [
-        (module, name, child)
-        for module in copy.modules()
-        if not isinstance(module, Selector)
-        for name, child in module.named_children()
-        if isinstance(child, nn.Linear)
+    gathered = head.vocabulary_layer if head.config.selected_depths else None
+    # By name: a list of layers would keep them, and all of them would be in memory twice.
+    linear = [
+        name
+        for name, module in head.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.Linear) and not name.startswith("selector.")
     ]
-    gathered = copy.vocabulary_layer if head.config.selected_depths else None
-    for module, name, child in replaced:
-        weight = child.weight if child is gathered else None
-        setattr(module, name, _PackedLinear(pack(child.weight, child.bias), weight))
-    return copy
+    for name in linear:
+        layer: Any = head.get_submodule(name)
+        weight: Tensor = layer.weight
+        product = pack(weight, layer.bias)
+        head.set_submodule(name, _PackedLinear(product, weight if layer is gathered else None))
+    return head
 
 
 class _PackedLinear(nn.Module):
