@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
 )
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from redrafter_testing.models.checkpoints import (
     BARE,
@@ -65,6 +66,29 @@ def test_what_is_saved_is_loaded_for_inference_in_the_dtype_asked_for(
     assert_equal(loaded.state_dict(), drafter.to(wanted).state_dict())
     assert not loaded.training
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes of all tensors made of others' numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.clone):
+            self.bytes += made.nbytes
+        return made
+
+
+def test_tensors_are_copied_where_the_dtype_changes_and_then_once(folder: Path) -> None:
+    with Copied() as not_at_all:
+        load_drafter(str(folder))
+    with Copied() as once:
+        drafter = load_drafter(str(folder), torch.bfloat16)
+    assert not_at_all.bytes == 0
+    assert once.bytes == sum(weights.nbytes for weights in drafter.parameters())
 
 
 @pytest.mark.parametrize(("rename", "config"), [(plural_name, PROJECTED), (numbered_name, PLAIN)])
