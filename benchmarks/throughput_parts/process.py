@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from throughput_parts.engine import Case, Job, Run
+from throughput_parts.process_group import ProcessGroup
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.utils.files import tail
-from vllm_redrafter.utils.process_group import ProcessGroup
 
 T = TypeVar("T")
 

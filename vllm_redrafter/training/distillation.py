@@ -169,22 +169,22 @@ class Distillation(nn.Module):
         """The loss of an L-step unroll; `step_weights` [L] are those of a row in the total."""
         drafter = self.drafter
         rows = predictions(drafter, batch, target, self.num_steps, self.train_selector)
-        position = rows.start + rows.step
         dtype = torch.promote_types(rows.features.dtype, torch.float32)
-        teacher = MixedTeacher(
-            drafter,
-            self.head,
-            hidden=target.last.flatten(0, 1),
-            labels=batch.tokens.flatten()[position + 1],
-            position=position,
-            share=self.target_share,
-            dtype=dtype,
-        )
         weights = step_weights[rows.step - 1]
         totals, per_step = [], torch.zeros(self.num_steps, dtype=dtype, device=weights.device)
         for layer, chosen in _rows_by_layer(drafter, rows.step, self.num_steps):
+            position = (rows.start + rows.step)[chosen]
+            teacher = MixedTeacher(
+                drafter,
+                self.head,
+                hidden=target.last.flatten(0, 1),
+                labels=batch.tokens.flatten()[position + 1],
+                position=position,
+                share=self.target_share,
+                dtype=dtype,
+            )
             given = rows.features[chosen], layer.weight, weights[chosen]
-            total, losses = head_loss(*given, teacher.of(chosen))
+            total, losses = head_loss(*given, teacher)
             totals.append(total)
             per_step.index_add_(0, rows.step[chosen] - 1, losses)
         return _Loss(torch.stack(totals).sum(), per_step)

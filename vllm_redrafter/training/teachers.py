@@ -8,7 +8,7 @@ draft vocabulary covers, the less a row counts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -44,10 +44,6 @@ class MixedTeacher:
     position: Tensor
     share: float
     dtype: torch.dtype
-
-    def of(self, chosen: Tensor) -> MixedTeacher:
-        """The teacher of some of the rows, [n] int64."""
-        return replace(self, labels=self.labels[chosen], position=self.position[chosen])
 
     def __call__(self, rows: Rows) -> Tensor:
         if self.share == 0:

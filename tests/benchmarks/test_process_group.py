@@ -9,9 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from vllm_redrafter.utils import process_group
-from vllm_redrafter.utils.process_group import ProcessGroup
+from throughput_parts import process_group
+from throughput_parts.process_group import ProcessGroup
 
 PARENT = """
 import os, subprocess, sys
