@@ -81,10 +81,6 @@ def hurry() -> None:
         return SimpleNamespace(restore=lambda: None)
 
     interpreter._patch_lang = patch_lang
-    # It computes each 32-bit sum and product in 64 bits as well.
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
-        sanitize_overflow=False
-    )
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":

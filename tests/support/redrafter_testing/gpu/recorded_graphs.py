@@ -107,6 +107,7 @@ class RecordedGraph:
     def __init__(self) -> None:
         self.kind = "piece"
         self._recording: Recording | None = None
+        self._written = True  # since its memory was spoilt
         RecordedGraph.alive.add(self)
 
     def capture_begin(self, pool: Any = None, **_: Any) -> None:
@@ -124,10 +125,12 @@ class RecordedGraph:
     def replay(self) -> None:
         replayed[self.kind] += 1
         for graph in RecordedGraph.alive:
-            if graph._recording is not None and not self._keeps(graph):
+            if graph._written and graph._recording is not None and not self._keeps(graph):
                 for tensor in graph._recording.allocated:
                     _spoil(tensor)
+                graph._written = False
         assert self._recording is not None
+        self._written = True
         for node in self._recording.nodes:
             node()
 
