@@ -12,7 +12,7 @@ import torch
 from vllm import SamplingParams
 
 from redrafter_testing.engines.cpu_engine import cpu_engine, measure_briefly
-from redrafter_testing.engines.forked_engine import Engine, answers_in_steps
+from redrafter_testing.engines.forked_engine import Engine, answers_in_steps, reset_prefix_cache
 from redrafter_testing.engines.inside_cpu_worker import (
     AlwaysDrafts,
     MatchesAlone,
@@ -25,7 +25,6 @@ from redrafter_testing.engines.inside_cpu_worker import (
 )
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.chained import CHAINED
-from redrafter_testing.models.families.dense import DENSE
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.families.quantised import require_kernel
 from redrafter_testing.models.lora_adapters import ARGUMENTS, Adapted, make_adapter
@@ -348,7 +347,7 @@ def test_families(family: Family, tmp_path: Path) -> None:
     drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
     arguments = {"skip_tokenizer_init": True, "max_model_len": 256, **family.arguments}
     speculative = {"model": str(drafter), "num_speculative_tokens": 10}
-    speculative |= {"beam_width": 5, "beam_length": 4}
+    speculative |= {"beam_width": 1 if family in CHAINS else 5, "beam_length": 4}
     asked = family.questions(6, 40)
     with cpu_engine(target, **arguments) as plain:
         expected = plain.run(asked)
@@ -356,15 +355,14 @@ def test_families(family: Family, tmp_path: Path) -> None:
             assert plain.run(family.blank(6, 40)) != expected
     # Chunks of prompts beside trees: plain vLLM ends at a seeded request that is read in chunks.
     arguments["max_num_batched_tokens"] = 96
-    fixed = {**speculative, "adaptive": False}
-    with cpu_engine(target, speculative_config=fixed, **arguments) as llm:
+    with cpu_engine(
+        target, setup=measure_briefly, speculative_config=speculative, **arguments
+    ) as llm:
+        llm.rpc(force, AlwaysDrafts)
         assert llm.run(asked) == expected
         (stats,) = llm.rpc("redrafter_stats")
         assert stats["sampled_tokens"] > stats["verifications"] + 8, "little was accepted"
         assert (stats["attention"] == 0.0) == (family in CHAINS)
-    if family in DENSE[1:]:
-        return  # the budget, which is the default's, sees nothing in which they differ
-    with cpu_engine(
-        target, setup=measure_briefly, speculative_config=speculative, **arguments
-    ) as llm:
+        llm.rpc(force, None)
+        llm.call(reset_prefix_cache)
         assert llm.run(asked) == expected
