@@ -46,11 +46,12 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes, modules that start engines come first, then those of many tests.
+    """In several processes, modules that start engines or compile kernels come first, then others.
 
     A process that is done early then takes quick modules, not one that the others wait for.
     """
     if hasattr(config, "workerinput"):
         in_module = Counter(item.path for item in items)
-        engines = {item.path for item in items if item.get_closest_marker("engine")}
-        items.sort(key=lambda item: (item.path not in engines, -in_module[item.path]))
+        long = {item.path for item in items if item.get_closest_marker("engine")}
+        long |= {path for path in in_module if path.stem == "test_compilation"}
+        items.sort(key=lambda item: (item.path not in long, -in_module[item.path]))
