@@ -6,6 +6,7 @@ what a GPU or its libraries would have said to vLLM's platform is made up; nothi
 """
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -18,9 +19,10 @@ def test_what_a_user_gets_who_sets_nothing(
     few_tokens_target: Path, few_tokens_drafter: Path
 ) -> None:
     command = [sys.executable, "-P", __file__, str(few_tokens_target), str(few_tokens_drafter)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    compiles = os.environ | {"TORCH_COMPILE_DISABLE": "0"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=compiles)
     found = json.loads(done.stdout.splitlines()[-1])
-    sizes = found.pop("sizes")
+    assert {1, 2, 4, 8, 9, 18, 36} <= set(found.pop("sizes"))
     assert found == {
         "worker": names.CUDA_WORKER,
         "attention": "CUSTOM",
@@ -28,8 +30,6 @@ def test_what_a_user_gets_who_sets_nothing(
         "asynchronous": True,
         "graphs": "FULL_AND_PIECEWISE",
     }
-    # Drafts are captured by requests, verification by trees of 9 rows.
-    assert {1, 2, 4, 8, 9, 18, 36} <= set(sizes)
 
 
 def pretend_an_h200() -> None:
