@@ -73,7 +73,7 @@ def _gather_dot(
         if NORMED:
             again = left
             if ROWS == 16:
-                # See `normed_product` in draft_layers.py.
+                # See `add_product` in draft_layers.py.
                 again = tl.load(of_row, mask=is_left, other=0.0, eviction_policy="evict_last")
             wide = again.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)

@@ -116,7 +116,7 @@ class _Speculator(DraftHead):
         )
 
     def embedding_of(self, target: Any, depth: int) -> nn.Module:
-        return _of_depth(self.emb, depth)
+        return of_depth(self.emb, depth)
 
     def condition(self, hidden: Tensor) -> Tensor:
         """P_0 s_{-1}."""
@@ -131,7 +131,7 @@ class _Speculator(DraftHead):
 
     def advance(self, state: Tensor, embedded: Tensor, depth: int) -> Tensor:
         width = self.config.width
-        projected = _of_depth(self.proj, depth)(state[..., :width])
+        projected = of_depth(self.proj, depth)(state[..., :width])
         return self._after(projected, embedded, state[..., width:], depth)
 
     def _after(
@@ -156,7 +156,7 @@ class _Speculator(DraftHead):
         return self.layer_of(0)
 
     def layer_of(self, depth: int) -> nn.Linear:
-        return cast(nn.Linear, _of_depth(self.head, depth))
+        return cast(nn.Linear, of_depth(self.head, depth))
 
     @classmethod
     def own_part(cls, name: str, values: Mapping[str, Any]) -> tuple[str, int]:
@@ -171,8 +171,8 @@ class _Speculator(DraftHead):
         return name, part
 
 
-def _of_depth(layers: nn.ModuleList, depth: int) -> nn.Module:
-    """The last one is for all depths below, too."""
+def of_depth(layers: nn.ModuleList, depth: int) -> nn.Module:
+    """The layer of a depth; the last one is for all depths below, too."""
     return layers[min(depth, len(layers) - 1)]
 
 
@@ -188,7 +188,7 @@ class MlpSpeculator(_Speculator):
         self.ln = nn.ModuleList(_Norm(config.width) for _ in self.head)
 
     def _cell(self, mixed: Tensor, carried: Tensor | None, depth: int) -> Tensor:
-        return F.gelu(_of_depth(self.ln, depth)(mixed.squeeze(-2)))
+        return F.gelu(of_depth(self.ln, depth)(mixed.squeeze(-2)))
 
 
 class LstmSpeculatorConfig(SpeculatorConfig):

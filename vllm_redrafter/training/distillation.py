@@ -4,9 +4,9 @@
 Alignment. The target reads x_0 .. x_t and its hidden state h_t predicts x_{t+1}, the root. From
 there the drafter goes on by itself, and every position t of a text is such a start:
 
-    s_1 = start(c_t, e(x_{t+1}))     logits(c_t, s_1, 0) predict x_{t+2}
-    s_2 = advance(s_1, e(x_{t+2}), 1)   logits(c_t, s_2, 1) predict x_{t+3}
-    s_j                              logits(c_t, s_j, j-1) predict x_{t+1+j},  j = 1 .. L
+    s_1 = start(c_t, e(x_{t+1}))         logits(c_t, s_1, 0) predict x_{t+2}
+    s_2 = advance(s_1, e(x_{t+2}), 1)    logits(c_t, s_2, 1) predict x_{t+3}
+    s_j                                  logits(c_t, s_j, j-1) predict x_{t+1+j},  j = 1 .. L
 
 with c_t = condition(h_t).
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
 from vllm_redrafter.heads.fused_head import Features
-from vllm_redrafter.heads.speculators import EPSILON, LstmSpeculator, MlpSpeculator
+from vllm_redrafter.heads.speculators import EPSILON, LstmSpeculator, MlpSpeculator, of_depth
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
 from vllm_redrafter.triton_kernels.gated_layer import Rows
 from vllm_redrafter.triton_kernels.speculator_cell import speculator_cell
@@ -32,12 +32,12 @@ class FusedSpeculator:
     ) -> Tensor:
         head, width = self._head, self._head.config.width
         if state is not None:
-            condition = head.proj[min(depth, len(head.proj) - 1)](state[:, :width])
+            condition = of_depth(head.proj, depth)(state[:, :width])
         norms: list[nn.Module]
         if isinstance(head, LstmSpeculator):
             norms = [head.cell_ln, head.state_ln]
         else:
-            norms = [head.ln[min(depth, len(head.ln) - 1)]]
+            norms = [of_depth(head.ln, depth)]
         return speculator_cell(
             Rows(*embedded),
             condition,
