@@ -20,7 +20,6 @@ from redrafter_testing.algorithm.tree_batches import (
     grown_tree,
     poisoned,
     star,
-    strided,
     token_trees,
 )
 from vllm_redrafter.tree.acceptance import accept_path as torch_accept_path
@@ -154,27 +153,3 @@ def test_every_bit_of_every_word_counts(
     """Bit 31 is an int32's sign; at each word's ends one of the requests stops."""
     ends = [word + node for word in range(0, 128, 32) for node in (0, 1, 30, 31)]
     check(device, [Walk.to(min(node, slots - 1), shape(slots)) for node in ends], slots)
-
-
-REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    *((name, Tensor.float) for name in ("sampled", *SampledRows._fields, *AcceptedPaths._fields)),
-    *((name, strided) for name in ("sampled", "tokens", "path")),
-    *((name, lambda tensor: tensor.to("meta")) for name in ("sampled", "counts", "seq_lens")),
-    *((name, lambda tensor: tensor[:1]) for name in ("cu_num_logits", *AcceptedPaths._fields)),
-    *((name, lambda tensor: tensor[:, :8]) for name in ("tokens", "path")),
-    ("sampled", lambda sampled: sampled.unsqueeze(1)),
-]
-
-
-@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
-def test_what_does_not_fit_is_refused_by_name(
-    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
-) -> None:
-    call = arguments(device, [Walk.to(3, chain(40)), Walk.to(39, bushy(40))], 40)
-    for group in ("rows", "out"):
-        if name in call[group]._fields:
-            call[group] = call[group]._replace(**{name: spoil(getattr(call[group], name))})
-    if name in call:
-        call[name] = spoil(call[name])
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        accept_path(**call)

@@ -142,13 +142,10 @@ L, C = torch.zeros(4, 8), torch.zeros(2, 8).int()
     ("launch", "arguments", "named"),
     [
         (top_candidates, (L[0], 1), "logits: expected"),
-        (top_candidates, (L.double(), 1), "logits: bf16"),
         (top_candidates, (L, 51), "num"),
         (top_candidates, (L[:, :0], 1), "logits: 0 tokens"),
-        (choose_candidates, (L.double(), 2, 4, 1), "logits: bf16"),
         (choose_candidates, (L, 3, 4, 1), "logits: 4 rows are not"),
         (choose_candidates, (L, 2, 0, 1), "count"),
-        (rank_candidates, (L.half(), C, 1), "logits: expected"),
         (rank_candidates, (L, C[:, :7], 1), "tokens"),
         (rank_candidates, (L, C, 0), "num"),
     ],

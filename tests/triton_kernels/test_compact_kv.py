@@ -199,25 +199,6 @@ def test_a_cache_may_be_larger_than_2_to_the_31_words(
     assert torch.equal(cache[index], rows[[0, 2, 3, 3]])
 
 
-REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    *((name, Tensor.float) for name in ("path", "num_sampled", "row_start", "slot_mapping")),
-    *((name, strided) for name in ("path", "num_sampled", "row_start", "slot_mapping")),
-    *((name, lambda tensor: tensor[:1]) for name in ("path", "row_start")),
-    ("slot_mapping", lambda slots: slots.unsqueeze(0)),
-    ("slot_mapping", lambda slots: slots.to("meta")),
-]
-
-
-@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
-def test_what_does_not_fit_is_refused_by_name(
-    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
-) -> None:
-    caches = Caches(blocks=10)
-    made, good = caches.make(device), step(device, [[0, 2, 3, 7], [0], [0, 1, 2]], caches)
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        compact_kv(CacheTable.of(made), **good | {name: spoil(good[name])})
-
-
 def test_caches_that_differ_or_are_strided_are_refused(device: torch.device) -> None:
     first, *_ = Caches().make(device)
     for caches, named in (

@@ -138,11 +138,6 @@ def test_log_odds_of_any_probability_are_those_of_float64(device: torch.device) 
     [
         ({"level": 2}, "level"),
         ({"level": 1}, "logits: expected"),
-        (
-            {"top": TopTokens(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2))},
-            "tokens: expected",
-        ),
-        ({"survival": (torch.zeros(2), *KNOWN[1:])}, "slopes: expected"),
         ({"survival": (KNOWN[0], torch.zeros(2, 1), KNOWN[2])}, "biases: expected"),
         ({"survival": KNOWN}, "temperatures: expected"),
     ],

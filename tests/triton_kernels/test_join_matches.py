@@ -98,7 +98,6 @@ def test_log_odds_are_left_alone_where_nobody_asks(device: torch.device) -> None
     ("changed", "named"),
     [
         ({"probabilities": torch.zeros(2, 5, 4)}, "probabilities"),
-        ({"temperatures": torch.zeros(4).double()}, "temperatures"),
         ({"paths": MatchBuffers(3, 2, 5, 8, "cpu")}, "search: 4 requests"),
         ({"out": JoinedBuffers(4, (3, 3), (1, 5), "cpu")}, "out: expected a grid"),
         ({"search": SearchedNodes(*torch.zeros(3, 4, 3, 3), None)}, "tokens: expected"),

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is learned of a step's nodes is what the host's models learn."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -136,46 +134,13 @@ def test_probabilities_are_those_of_the_cpu_engine(
         assert not np.allclose(found[0], found[1]), "greedy and sampled requests were mixed"
 
 
-ENTRIES = [
-    ({"entries": torch.zeros(2)}, "entries: expected"),
-    ({"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
-]
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        *ENTRIES,
-        ({"log_odds": torch.zeros(4, 5).double()}, "log_odds"),
-        ({"sums": torch.zeros(2, 3)}, "sums"),
-        ({"statistics": torch.zeros(DEPTHS, COLUMNS)}, "statistics"),
-    ],
-)
-def test_nodes_that_do_not_fit_are_named(changed: dict[str, Any], named: str) -> None:
+def test_more_requests_than_trees_and_paths_deeper_than_trees_are_refused() -> None:
     trees, entries, log_odds = random_step(2, 5, torch.device("cpu"))
-    arguments: dict[str, Any] = {"entries": entries, "trees": trees, "log_odds": log_odds}
-    arguments |= {"slopes": torch.zeros(2, 1), "biases": torch.zeros(2, DEPTHS)}
-    arguments |= {"sums": torch.zeros(2, DEPTHS, COLUMNS)}
-    with pytest.raises(ValueError, match=named):
-        observe_nodes(**{**arguments, "statistics": torch.zeros(2, DEPTHS, COLUMNS), **changed})
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        *ENTRIES,
-        (
-            {"counts": torch.zeros(2, 5, 5, 2), "probabilities": torch.zeros(2, 5, 5)},
-            "probabilities: of 5 depths",
-        ),
-    ],
-)
-def test_matches_that_do_not_fit_are_named(changed: dict[str, Any], named: str) -> None:
-    trees, entries, _ = random_step(2, 5, torch.device("cpu"))
-    counts, probabilities = prior(torch.device("cpu"))
-    arguments: dict[str, Any] = {"entries": entries, "trees": trees, "memory": MEMORY}
-    arguments |= {"counts": counts, "probabilities": probabilities}
-    arguments |= {"match_lengths": torch.zeros(4, 5).int()}
-    arguments |= {"totals": torch.zeros(2, dtype=torch.int64)}
-    with pytest.raises(ValueError, match=named):
-        observe_matches(**arguments | changed)
+    more, lengths = torch.zeros(3, dtype=torch.int64), torch.zeros(4, 5).int()
+    sums = torch.zeros(2, 2, DEPTHS, COLUMNS)
+    with pytest.raises(ValueError, match="entries: 3 requests"):
+        observe_nodes(more, log_odds, trees, torch.zeros(2, 1), torch.zeros(2, DEPTHS), *sums)
+    counts, totals = torch.zeros(2, 5, 5, 2), torch.zeros(2, dtype=torch.int64)
+    for asked, named in ((more, "entries: 3 requests"), (entries, "probabilities: of 5 depths")):
+        with pytest.raises(ValueError, match=named):
+            observe_matches(asked, lengths, trees, MEMORY, counts, counts[..., 0] + 0, totals)

@@ -124,11 +124,9 @@ def test_what_does_not_fit_a_batch_is_named(device: torch.device) -> None:
     good = {**dict(zip(names, batch, strict=True)), "out": out, "num_padded": 1}
     stage_trees(table, **good)
     for change, message in (
-        ({"seq_lens": integers(9).long()}, "seq_lens: expected contiguous torch.int32"),
         ({"cu_num_logits": integers(4)}, "cu_num_logits: expected"),
         ({"num_padded": 2}, r"out: expected .* \[2\] or more"),
         ({"num_padded": 0}, "num_padded: 0 is too few"),
-        ({"positions": torch.zeros(4, device=device)}, "positions: expected"),
         ({"out": StagedTrees(1, 2, device)}, "trees of 3 nodes cannot hold the table's of 4"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -142,10 +140,7 @@ def test_what_does_not_fit_the_positions_is_named(device: torch.device) -> None:
     positions = torch.zeros(3, 9, dtype=torch.int64, device=device)
     add_depths(staged, sums, positions)
     for arguments, message in (
-        ((staged, sums.long(), positions), "cu_num_logits: expected contiguous torch.int32"),
         ((staged, sums, positions[0]), "positions: expected two dimensions"),
-        ((staged, sums, positions.int()), "positions: expected contiguous torch.int64"),
-        ((staged, sums, positions.T), "positions"),
         ((staged, sums.repeat(3), positions), "staged: expected"),
     ):
         with pytest.raises(ValueError, match=message):
