@@ -30,12 +30,12 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
-def main() -> None:
+def _main() -> None:
     """Recurrent Drafter (ReDrafter) tree speculation for vLLM."""
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def _demo(
     target: Annotated[
         str | None, typer.Option(help="A folder or a hub id of a target instead of SmolLM2.")
     ] = None,
@@ -53,8 +53,8 @@ def demo(
     smollm2.run_demo(user_cache() / "demo", target, drafter)
 
 
-@app.command()
-def shipped(
+@app.command("shipped")
+def _shipped(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Print this drafter's folder alone.")
     ] = None,
@@ -83,9 +83,9 @@ app.command()(training.train)
 app.command()(training.evaluate)
 
 
-@app.command(context_settings={"allow_extra_args": True})
+@app.command("chat", context_settings={"allow_extra_args": True})
 @settings_as_options
-def chat(
+def _chat(
     context: typer.Context,
     settings: ChatSettings,
     drafter: Annotated[
@@ -120,8 +120,8 @@ def chat(
         run.serve_and_chat(drafter, context.args, settings)
 
 
-@app.command()
-def trace(
+@app.command("trace")
+def _trace(
     target: TargetName,
     prompt: Annotated[str, typer.Option(help="The question to answer.")],
     html: Annotated[Path, typer.Option(help="The page to write.")],
@@ -142,8 +142,8 @@ def trace(
     typer.echo(f"wrote {html}: {steps} steps")
 
 
-@app.command(context_settings={"allow_extra_args": True})
-def mlx_serve(
+@app.command("mlx-serve", context_settings={"allow_extra_args": True})
+def _mlx_serve(
     context: typer.Context,
     target: TargetName,
     drafter: Annotated[
@@ -181,7 +181,7 @@ def mlx_serve(
 
 
 @app.command("convert")
-def convert_checkpoint(
+def _convert(
     source: Annotated[
         str,
         typer.Argument(
@@ -248,8 +248,8 @@ def convert_checkpoint(
     typer.echo(f"wrote {destination}")
 
 
-@app.command()
-def inspect(
+@app.command("inspect")
+def _inspect(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CKPT", help="The drafter to look at: a folder or a hub id.")
     ],

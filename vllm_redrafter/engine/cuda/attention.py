@@ -154,7 +154,7 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
         return self._for_flash_attention
 
 
-class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
+class _MetadataBuilder(TritonAttentionMetadataBuilder):
     # Of vLLM's sizes, graphs of decoding steps alone; graph_manager.py adds those with prompts.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
 
@@ -300,7 +300,7 @@ class TreeAttentionBackend(TritonAttentionBackend):
 
     @staticmethod
     def get_builder_cls() -> type[TritonAttentionMetadataBuilder]:
-        return TreeAttentionMetadataBuilder
+        return _MetadataBuilder
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
