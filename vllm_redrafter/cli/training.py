@@ -152,7 +152,6 @@ def evaluate(
     spec_tokens: Annotated[
         str, typer.Option(help="Tree nodes per step of the grid, with commas between.")
     ] = "3,5,8,12,16,24,32",
-    plot: Annotated[Path | None, typer.Option(help="Draw a heat map into this PNG file.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this file.")
     ] = None,
@@ -184,9 +183,8 @@ def evaluate(
     )
     if record:
         check_recordable(drafter)
-    for option, file in (("--json", json_file), ("--plot", plot)):
-        if file:
-            check_writable(file, option)
+    if json_file:
+        check_writable(json_file, "--json")
     job = evaluation.EvaluationJob(
         target,
         drafter,
@@ -203,8 +201,6 @@ def evaluate(
         typer.echo(f"recorded in {save_shape(drafter, found.served, found.acceptance)}")
     if json_file:
         report.write_json(found, json_file)
-    if plot:
-        report.draw_heat_map(found, plot)
 
 
 def _integers(option: str, text: str) -> list[int]:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vllm-redrafter evaluate` found: as tables, as JSON, and as a heat map."""
+"""What `vllm-redrafter evaluate` found: as tables and as JSON."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -125,48 +123,3 @@ def write_json(evaluation: Evaluation, path: Path) -> None:
         path.write_text(json.dumps(_figures(evaluation), indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"--json {path}: cannot be written: {error}") from error
-
-
-def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
-    """Draw tokens per step: a panel per K, beam widths against beam lengths.
-
-    ConfigError where matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError('--plot needs matplotlib: pip install "vllm-redrafter[train]"') from error
-    matplotlib.use("Agg")  # draws without a display
-    import matplotlib.pyplot as plt
-
-    shapes = [result.shape for result in evaluation.results]
-    nodes = sorted({shape.num_speculative_tokens for shape in shapes})
-    widths = sorted({shape.beam_width for shape in shapes})
-    lengths = sorted({shape.beam_length for shape in shapes})
-    grid = torch.full((len(nodes), len(lengths), len(widths)), torch.nan)
-    for result in evaluation.results:
-        shape, value = result.shape, result.acceptance.tokens_per_step
-        k = nodes.index(shape.num_speculative_tokens)
-        grid[k, lengths.index(shape.beam_length), widths.index(shape.beam_width)] = value
-    size = (max(2.5, 0.8 * len(widths) + 1) * len(nodes), 0.6 * len(lengths) + 2)
-    figure, panels = plt.subplots(
-        1, len(nodes), figsize=size, squeeze=False, sharey=True, layout="constrained"
-    )
-    known = grid[~grid.isnan()]
-    lowest, highest = min(1.0, float(known.min())), float(known.max()) * 1.15
-    for panel, k, values in zip(panels[0], nodes, grid.numpy(), strict=True):
-        panel.imshow(values, vmin=lowest, vmax=highest, cmap="viridis", origin="lower")
-        for row, column in np.argwhere(~np.isnan(values)):
-            text = f"{values[row, column]:.2f}"
-            panel.text(column, row, text, ha="center", va="center", color="white")
-        panel.set_title(f"K = {k}")
-        panel.set_xticks(range(len(widths)), [str(width) for width in widths])
-        panel.set_yticks(range(len(lengths)), [str(length) for length in lengths])
-        panel.set_xlabel("beam width")
-    panels[0][0].set_ylabel("beam length")
-    figure.suptitle("Tokens per target step", y=1.06)
-    try:
-        figure.savefig(path, dpi=110, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot {path}: cannot be written: {error}") from error
-    plt.close(figure)

@@ -124,8 +124,7 @@ class TrainingPlan:
             "steps": f"{loop.num_steps} steps of {config.batch_size} blocks on "
             f"{self.processes[0]} × {self.processes[1]}, {config.micro_batch_size} at once in each",
             "optimizer": f"learning rate {config.learning_rate:g} after {config.warmup_steps} "
-            f"steps, weight decay {config.weight_decay:g}, gradients up to norm "
-            f"{config.max_grad_norm:g}",
+            "steps",
             "estimates": f"every {config.evaluate_every} steps: beam width {shape.beam_width}, "
             f"beam length {shape.beam_length}, K {shape.num_speculative_tokens}",
             "checkpoints": f"every {config.save_every} steps, in {self.job.output}",

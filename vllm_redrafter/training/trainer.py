@@ -29,6 +29,9 @@ from vllm_redrafter.training.plan import LoopPlan
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 from vllm_redrafter.utils.progress import progress_bar
 
+MAX_GRADIENT_NORM = 1.0
+"""A larger gradient is scaled down to it."""
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -76,11 +79,11 @@ class Trainer:
         head = TargetHead(target) if share > 0 else None
         model = Distillation(self.drafter, head, num_steps, share, plan.trains_selector)
         self.model = accelerator.prepare(model)
-        self.optimizer = accelerator.prepare(_adamw(self.drafter, self.config.weight_decay))
-        decay = self.config.step_decay ** torch.arange(num_steps, dtype=torch.float64)
+        self.optimizer = accelerator.prepare(_adamw(self.drafter))
+        counted = torch.ones(num_steps, dtype=torch.float64)
         if plan.trains_selector:
-            decay[0] = 0.0  # The first level is ranked without a selector.
-        self.step_shares = decay / decay.sum()
+            counted[0] = 0.0  # The first level is ranked without a selector.
+        self.step_shares = counted / counted.sum()
 
     def run(self, resume: bool = False) -> TrainingResult:
         """Train to the end, with `resume` from the newest checkpoint.
@@ -146,7 +149,7 @@ class Trainer:
         """One optimizer step; returns the loss over all processes."""
         loss, per_step = self._backward(blocks)
         parameters = self.drafter.parameters()
-        norm = float(self.accelerator.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        norm = float(self.accelerator.clip_grad_norm_(parameters, MAX_GRADIENT_NORM))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._stop(step, loss, norm, smoothed)
         factor = warmup_cosine(step - 1, self.config.warmup_steps, self.plan.num_steps)
@@ -228,15 +231,11 @@ class Trainer:
         )
 
 
-def _adamw(drafter: DraftHead, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW; biases are not decayed. Each step sets the learning rate."""
+def _adamw(drafter: DraftHead) -> torch.optim.AdamW:
+    """AdamW without weight decay; each step sets the learning rate."""
     learned = [p for p in drafter.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in learned if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in learned if p.ndim <= 1], "weight_decay": 0.0},
-    ]
     # Fused: otherwise an update makes temporary tensors of the size of all parameters.
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(learned, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
 def warmup_cosine(step: int, warmup_steps: int, num_steps: int) -> float:

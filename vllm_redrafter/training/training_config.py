@@ -45,12 +45,6 @@ class TrainingConfig:
         at_least=0,
         at_most=1,
     )
-    step_decay: float = setting(
-        1.0,
-        "Each drafted token counts this many times as much as the one before it. With 1 all count "
-        "the same.",
-        above=0,
-    )
     learning_rate: float = setting(
         1e-3,
         "The highest learning rate. A cosine brings it down to 0 after the warm-up.",
@@ -58,12 +52,6 @@ class TrainingConfig:
     )
     warmup_steps: int = setting(
         100, "Number of steps in which the learning rate rises to its highest value.", at_least=0
-    )
-    weight_decay: float = setting(
-        0.0, "Weight decay of AdamW. It acts on matrices, not on biases.", at_least=0
-    )
-    max_grad_norm: float = setting(
-        1.0, "A gradient whose norm is larger than this is scaled down to it.", above=0
     )
     precision: Precision = setting(
         "no",
