@@ -69,6 +69,8 @@ TREES = ["explored", "beams", "chain"]
         ("beam_length", [4], [128], "at most 127"),
         ("tree", TREES, ["prefix", "Beams", "", None, ["beams"]], "one of explored, beams, chain"),
         ("context_matches", [0, 4], [-1, 5, 1.0, True, "2"], "between 0 and 4 ("),
+        ("earlier_answers", [0, 1_000_000], [-1, 1_000_001, 1.0, True], "between 0 and 1000000 ("),
+        ("earlier_prompts", [True, False], [0, "yes", None], "true or false"),
         ("candidates", [0, 32, 512], [-1, 31, 513, True, "64"], "0, or between 32 and 512 ("),
     ],
 )

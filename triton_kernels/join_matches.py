@@ -165,8 +165,8 @@ def join_matches(
     Args:
         search: contiguous.
         paths: of at least R requests, in the same order.
-        probabilities: [2, LONGEST_MATCH, D] fp32, of a path's node given its parent, of greedy and
-            of sampled requests, by length of the match and depth; above 0.
+        probabilities: [2, MATCH_CLASSES, D] fp32, of a path's node given its parent, of greedy and
+            of sampled requests, by class of the match and depth; above 0.
         temperatures: [R] fp32, above 0 for requests that sample.
         out: of these sizes, for at least R requests; the first R are written, `log_odds` where
             the search has them.

@@ -123,9 +123,9 @@ def observe_matches(
         match_lengths: [entries, K+1] int32, of the path that each node is on; 0 for none.
         trees: of these requests; the paths have D nodes or fewer, and D is at most K.
         memory: judged nodes of a length and depth that are remembered.
-        counts: [2, LONGEST_MATCH, D, 2] fp32, of greedy and of sampled requests, by length and
+        counts: [2, MATCH_CLASSES, D, 2] fp32, of greedy and of sampled requests, by class and
             depth: nodes judged (above 0) and accepted; changed.
-        probabilities: [2, LONGEST_MATCH, D] fp32, written.
+        probabilities: [2, MATCH_CLASSES, D] fp32, written.
         totals: [2] int64, added to: nodes on paths that were verified, and those accepted.
 
     Raises:

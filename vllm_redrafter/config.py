@@ -18,6 +18,9 @@ TOP_TOKENS = 50
 MOST_MATCHES = 4
 """Prompt-lookup (n-gram) matches per request at most."""
 
+MOST_ANSWERS = 1_000_000
+"""Earlier answers that are kept at most."""
+
 LONGEST_PATH = 8
 """Tokens of a match."""
 
@@ -59,6 +62,9 @@ class ReDrafterConfig:
             path, as vLLM's own methods do, on whichever of its attention backends.
         adaptive: K, W and L are maxima, of which every step uses what pays.
         context_matches: M, prompt-lookup (n-gram) matches beside the drafter's nodes; 0 for none.
+        earlier_answers: N, how many of the newest answers of finished requests are searched for
+            matches too; 0 for none. Without matches nothing is kept.
+        earlier_prompts: their prompts as well.
         candidates: C, how many tokens the nodes of each level below the first choose from, ranked
             for the whole draft at once; 0 ranks the vocabulary at every level.
 
@@ -72,6 +78,8 @@ class ReDrafterConfig:
     tree: TreeKind = "explored"
     adaptive: bool = True
     context_matches: int = 2
+    earlier_answers: int = 10_000
+    earlier_prompts: bool = False
     candidates: int = 0
 
     def __post_init__(self) -> None:
@@ -96,6 +104,11 @@ class ReDrafterConfig:
                 _is_within(self.context_matches, 0, MOST_MATCHES),
                 f"between 0 and {MOST_MATCHES} (prompt-lookup matches; 0 for none)",
             ),
+            "earlier_answers": (
+                _is_within(self.earlier_answers, 0, MOST_ANSWERS),
+                f"between 0 and {MOST_ANSWERS} (answers of finished requests; 0 for none)",
+            ),
+            "earlier_prompts": (isinstance(self.earlier_prompts, bool), "true or false"),
             "candidates": (
                 _is_within(c, 0, 0) or _is_within(c, fewest, MOST_CANDIDATES),
                 f"0, or between {fewest} and {MOST_CANDIDATES} (tokens that the nodes of each "

@@ -6,15 +6,16 @@ import pytest
 
 from vllm_redrafter.budget.match_acceptance import MEMORY, prior_acceptance
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH, MATCH_CLASSES
 
 DEPTH = 4
 
 
 def test_the_prior_rises_with_the_match_and_with_what_was_accepted_of_the_path() -> None:
     prior = prior_acceptance(DEPTH)
-    assert prior.shape == (LONGEST_MATCH, DEPTH)
-    assert (np.diff(prior, axis=0) > 0).all() and (np.diff(prior, axis=1) > 0).all()
+    assert prior.shape == (MATCH_CLASSES, DEPTH) and (np.diff(prior, axis=1) > 0).all()
+    for source in np.split(prior, [LONGEST_MATCH]):
+        assert (np.diff(source, axis=0) > 0).all()
     assert (prior > 0).all() and (prior < 1).all()
 
 

@@ -16,6 +16,7 @@ from vllm_redrafter.mlx import load_drafter
 from vllm_redrafter.utils.errors import ConfigError
 
 FIXED: dict[str, Any] = {"adaptive": False}
+SERVED = FIXED | {"earlier_answers": 0}
 
 
 def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
@@ -26,11 +27,11 @@ def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
     recording = str(make_drafter(tmp_path))
     edit_config(Path(recording), lambda values: values.update(speculators_config=entry))
     made = load_drafter(recording, pair.model, **FIXED)
-    assert made.config == ReDrafterConfig(7, beam_width=3, beam_length=4, adaptive=False)
+    assert made.config == ReDrafterConfig(7, beam_width=3, beam_length=4, **SERVED)
     more = load_drafter(recording, pair.model, num_speculative_tokens=12, beam_width=2, **FIXED)
-    assert more.config == ReDrafterConfig(12, beam_width=2, beam_length=4, adaptive=False)
+    assert more.config == ReDrafterConfig(12, beam_width=2, beam_length=4, **SERVED)
     bare = load_drafter(pair.drafter, pair.model, **FIXED)
-    assert bare.config == ReDrafterConfig(7, adaptive=False)
+    assert bare.config == ReDrafterConfig(7, **SERVED)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,8 @@ def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
     [
         ({"num_speculative_tokens": 128}, "between 1 and 127"),
         ({"beam_wdith": 3}, "no such setting: beam_wdith"),
+        ({"earlier_answers": 9}, "earlier_answers 9: in MLX no answers"),
+        ({"earlier_prompts": True}, "earlier_prompts True: in MLX no answers"),
         ({"drafter": None, "context_matches": 0}, "there is nothing to verify"),
     ],
 )

@@ -2,23 +2,31 @@
 """How probable it is that the target goes on as its text went on before: learned while serving.
 
 A node of a path is accepted the more probably, given its parent, the longer the match is and the
-more of the path was accepted before. So there is a probability for each length of a match and each
+more of the path was accepted before. So there is a probability for each class of a match and each
 depth, of greedy and of sampled requests: a Beta distribution's mean, whose observations fade.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH
+from vllm_redrafter.tree.context_matches import (
+    LONGEST_EARLIER,
+    LONGEST_MATCH,
+    SHORTEST_EARLIER,
+)
 
 PRIOR_WEIGHT = 8.0
 """Observations that the prior counts as."""
 MEMORY = 256.0
-"""Observations of a length and depth that are remembered."""
+"""Observations of a class and depth that are remembered."""
 
 
 def prior_acceptance(path_length: int) -> npt.NDArray[np.float64]:
-    """[LONGEST_MATCH, D] of text of which nothing is known: what was accepted lengthens a match."""
-    lengths = np.arange(1, LONGEST_MATCH + 1)[:, None]
+    """[MATCH_CLASSES, D] of text of which nothing is known: what was accepted lengthens a match.
+
+    An earlier answer is worth a match of own text with one token less.
+    """
+    of_earlier = range(SHORTEST_EARLIER - 1, LONGEST_EARLIER)
+    lengths = np.array([*range(1, LONGEST_MATCH + 1), *of_earlier])[:, None]
     depths = np.arange(path_length)
     return np.asarray(0.85 - 0.67 * 0.6 ** (lengths - 1.0 + depths))

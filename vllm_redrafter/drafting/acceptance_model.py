@@ -53,7 +53,7 @@ class AcceptanceModel:
 
 
 class MatchAcceptance:
-    """`probabilities`, [2, LONGEST_MATCH, D] float32, of greedy and of sampled requests, by length
+    """`probabilities`, [2, MATCH_CLASSES, D] float32, of greedy and of sampled requests, by class
     of the match and by depth from 1 on; and what they were learned from."""
 
     def __init__(self, path_length: int) -> None:

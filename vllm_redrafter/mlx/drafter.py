@@ -113,7 +113,12 @@ def _config(checkpoint: Checkpoint | None, given: dict[str, Any]) -> ReDrafterCo
             f"load_drafter: candidates {given['candidates']}: in MLX a draft ranks the vocabulary "
             "at every level; leave candidates out"
         )
-    asked = {**given, "candidates": 0}
+    if kept := [key for key in ("earlier_answers", "earlier_prompts") if given.get(key)]:
+        raise ConfigError(
+            f"load_drafter: {kept[0]} {given[kept[0]]}: in MLX no answers of other requests are "
+            f"kept; leave {kept[0]} out"
+        )
+    asked = {**given, "candidates": 0, "earlier_answers": 0}
     return settled(checkpoint, asked, lambda: DEFAULT_NODES, "load_drafter")
 
 

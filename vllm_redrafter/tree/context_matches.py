@@ -18,6 +18,10 @@ from vllm_redrafter.tree.beam_search import ExploredNodes
 
 LONGEST_MATCH = 5
 """Tokens of a suffix that are compared."""
+SHORTEST_EARLIER, LONGEST_EARLIER = 3, 8
+"""Tokens of a match in an earlier answer (`earlier_answers.py`), at least and at most."""
+MATCH_CLASSES = LONGEST_MATCH + 1 + LONGEST_EARLIER - SHORTEST_EARLIER
+"""What acceptance is learned by: a match's tokens, in own text or in an earlier answer."""
 
 
 class ContextMatches(NamedTuple):
@@ -27,7 +31,8 @@ class ContextMatches(NamedTuple):
 
     Attributes:
         tokens: [R, M, D] int64; -1 where there is no path, and from where one ends.
-        lengths: [R, M] int64, tokens of the match, from 1 to LONGEST_MATCH; 0 where there is none.
+        lengths: [R, M] int64, classes of the matches: 1 to LONGEST_MATCH tokens of own text; above,
+            SHORTEST_EARLIER to LONGEST_EARLIER tokens of an earlier answer; 0 where there is none.
     """
 
     tokens: Tensor
@@ -138,8 +143,8 @@ def joint_scores(nodes: ExploredNodes, lengths: Tensor, probabilities: Tensor) -
 
     Args:
         nodes, lengths: [R, L', W'], of `joined`.
-        probabilities: [LONGEST_MATCH, D] float32, of a path's nodes given their parents, by length
-            of the match and depth; or [R, LONGEST_MATCH, D], of each request's own.
+        probabilities: [MATCH_CLASSES, D] float32, of a path's nodes given their parents, by class
+            of the match and depth; or [R, MATCH_CLASSES, D], of each request's own.
     """
     drafted = nodes.log_probs
     by_request = probabilities.expand(len(drafted), -1, -1)

@@ -48,9 +48,9 @@ class ContextMatching:
     what is made during loading in sleep level 2.
 
     Attributes:
-        counts: [2, LONGEST_MATCH, D, 2] float32: nodes judged and accepted, of greedy and sampled
-            requests, by length of the match and depth.
-        probabilities: [2, LONGEST_MATCH, D] float32, accepted / judged.
+        counts: [2, MATCH_CLASSES, D, 2] float32: nodes judged and accepted, of greedy and sampled
+            requests, by class of the match and depth.
+        probabilities: [2, MATCH_CLASSES, D] float32, accepted / judged.
     """
 
     def __init__(
