@@ -9,11 +9,15 @@ verifies as many nodes as pay, or none. `--method JSON` measures one of vLLM's o
 them, given as its speculative config; it can be repeated:
 
     --method '{"method": "eagle3", "model": "EAGLE", "num_speculative_tokens": 3}' \
-    --method '{"method": "suffix", "num_speculative_tokens": 12,
-               "suffix_decoding_max_cached_requests": 0}'
+    --method '{"method": "suffix", "num_speculative_tokens": 12}'
 
-Prompts are asked at every level and repeat: a method that keeps answers across requests, as suffix
-decoding does by default, would know them. So prefix caching is off.
+Prompts are asked again at every level and in every repeat. So before each measurement an engine
+forgets what it keeps across requests: prefixes, and answers, ReDrafter's and suffix decoding's.
+
+`--stream` asks traffic of one kind, as a server has it all day: the prompts of each task in their
+order, by default those of streams.jsonl. What earlier answers bring then, by our own settings:
+
+    --stream --matches-alone --settings '{"earlier_answers": 0}' '{}'
 
 A dataset whose rows have a `category`, as MT-Bench's and the prompts that come with this script, is
 divided by it: there are figures of each task, and of all.
@@ -72,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.shape,
             args.adaptive,
             args.method,
-            args.context_matches,
+            args.settings,
             args.matches_alone,
             args.plain_again,
         )
@@ -108,7 +112,7 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
         _print_left_out(left_out, console)
         of_task = "" if task is None else f"{task}: "
         try:
-            kept = choose(tokens, args.num_prompts, longest, max(args.concurrency), args.seed)
+            kept = choose(tokens, args.num_prompts, longest, None if args.stream else args.seed)
         except InputError as error:
             raise InputError(f"{of_task}{error}") from error
         length = sum(map(len, kept)) / len(kept)
@@ -191,8 +195,6 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         "dtype": args.dtype,
         "max_model_len": args.max_model_len,
         "max_num_seqs": max(args.concurrency),
-        # Every level answers the same prompts: later ones would find them in the cache.
-        "enable_prefix_caching": False,
         "disable_log_stats": False,  # its counters are read
         "speculative_config": method.speculative_config,
         **args.engine_args,

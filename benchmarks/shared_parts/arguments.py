@@ -75,6 +75,21 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def own_settings(text: str) -> dict[str, Any]:
+    """A JSON object of ReDrafter's own keys of a speculative config."""
+    value = json_object(text)
+    own = {*ReDrafterConfig.own_keys()} - {"beam_width", "beam_length", "adaptive"}
+    if unknown := [*value.keys() - own]:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is none of {', '.join(sorted(own))}; shapes say the rest"
+        )
+    try:
+        ReDrafterConfig(1, **value)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return value
+
+
 def results_file(text: str) -> Path:
     """A file to write: an hour of measuring shall not end at a folder that does not exist."""
     path = Path(text)

@@ -2,14 +2,15 @@
 """What throughput.py is asked to compare, on which prompts, and how often."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shared_parts.arguments import (
-    integer,
     json_object,
     not_negative,
+    own_settings,
     positive,
     results_file,
     script_parser,
@@ -17,8 +18,7 @@ from shared_parts.arguments import (
 )
 
 from throughput_parts.methods import NGRAM
-from throughput_parts.prompts import SUITES
-from vllm_redrafter.config import MOST_MATCHES
+from throughput_parts.prompts import STREAMS, SUITES
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -32,14 +32,16 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add(
         "--dataset",
         type=Path,
-        default=SUITES,
         help="prompts: .txt (one per line), .jsonl, .json, .parquet; MT-Bench's and Spec-Bench's "
-        "question.jsonl and GSM8K's files as they are (default: suites.jsonl beside this script)",
+        "question.jsonl and GSM8K's files as they are (default: suites.jsonl beside this script, "
+        "or streams.jsonl for --stream)",
     )
+    stream = "ask the prompts of each task in their order, by default all of them"
+    add("--stream", action="store_true", help=stream)
     chat = "put prompts through the target's chat template (default: only conversations)"
     add("--chat", action=argparse.BooleanOptionalAction, help=chat)
     number = "at most, drawn at random, of each task where there are some (default 32)"
-    add("--num-prompts", type=positive, default=32, help=number)
+    add("--num-prompts", type=positive, help=number)
     add(
         "--prompts-per-request",
         type=positive,
@@ -57,14 +59,14 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--shape", **or_none, **shape, help=fixed)
     add("--adaptive", **several, **shape, help="the same, at most (default 4x5:12)")
     add(
-        "--context-matches",
+        "--settings",
         **several,
-        type=integer(0, MOST_MATCHES),
-        metavar="M",
-        help="measure each shape with each of these numbers of continuations found in the text "
-        "(default: once, with the engine's own default)",
+        type=own_settings,
+        metavar="JSON",
+        help="measure our methods with each of these parts of a speculative config, such as "
+        '{"context_matches": 0} (default: once, with the engine\'s own)',
     )
-    alone = "these continuations without a drafter as well, with K of --adaptive"
+    alone = "continuations found in texts, without a drafter, as well, with K of --adaptive"
     add("--matches-alone", action="store_true", help=alone)
     again = "plain decoding in a second engine: how much the figures of two like engines differ"
     add("--plain-again", action="store_true", help=again)
@@ -100,7 +102,9 @@ def parsed(command: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     args.concurrency = sorted(set(args.concurrency or [1, 4, 8]))
     args.shape = [tree_shape("2x4:6")] if args.shape is None else [*dict.fromkeys(args.shape)]
     args.adaptive = [*dict.fromkeys(args.adaptive or [tree_shape("4x5:12")])]
-    args.context_matches = [*dict.fromkeys(args.context_matches or [])]
+    args.settings = args.settings or [{}]
+    args.dataset = args.dataset or (STREAMS if args.stream else SUITES)
+    args.num_prompts = args.num_prompts or (sys.maxsize if args.stream else 32)
     args.method = [NGRAM] if args.method is None else args.method
     args.temperature = sorted(set(args.temperature or [0.0, 0.7]))
     if (args.min_tokens or 0) > args.max_tokens:

@@ -11,11 +11,13 @@ imports.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -67,17 +69,23 @@ class Job:
     tasks: list[str | None]
     min_tokens: int | None = None
 
-    def prompts_of(self, task: str | None) -> list[list[int]]:
+    def prompts_of(self, case: Case) -> list[list[int]]:
+        """All of its task, again from the first one where fewer than shall be in flight."""
         placed = zip(self.prompts, self.tasks, strict=True)
-        return [prompt for prompt, its_task in placed if its_task == task]
+        prompts = [prompt for prompt, task in placed if task == case.task]
+        return list(islice(cycle(prompts), max(len(prompts), case.concurrency)))
 
     def prompts_at(self, case: Case) -> list[list[int]]:
         """The prompts that a case answers, the same for every method: the first of its task."""
-        prompts = self.prompts_of(case.task)
+        prompts = self.prompts_of(case)
         if self.prompts_per_request is None:
             return prompts
         least = -(-LEAST_PROMPTS // len(set(self.tasks)))
         return prompts[: max(least, case.concurrency * self.prompts_per_request)]
+
+    @property
+    def is_suffix_decoding(self) -> bool:
+        return (self.engine.get("speculative_config") or {}).get("method") == "suffix"
 
     def lengths(self, requests: int) -> list[int]:
         """The most tokens of each request, the same for every method."""
@@ -108,22 +116,18 @@ class Run:
     """A measured `Generation`.
 
     Attributes:
-        concurrency, temperature, task: see `Case`.
-        generation: what came out, and when.
         spec_decode: vLLM's own counters of speculation (n-gram: steps without a proposal are not
             counted as drafts).
     """
 
-    concurrency: int
-    temperature: float
+    case: Case
     generation: Generation
     spec_decode: dict[str, int]
-    task: str | None = None
 
     @classmethod
     def from_json(cls, line: str) -> Run:
-        values = json.loads(line)
-        return cls(**{**values, "generation": Generation(**values["generation"])})
+        case, generation, spec_decode = json.loads(line).values()
+        return cls(Case(**case), Generation(**generation), spec_decode)
 
 
 def generate(
@@ -152,7 +156,10 @@ def generate(
 
 
 def measure(llm: Any, job: Job, case: Case) -> Run:
-    """Warm up, as a server is when it is used, then answer the case's prompts under the clock."""
+    """Warm up, as a server is when it is used, then answer the case's prompts under the clock.
+
+    No answer, of the warm-up or of a measurement before, is known to one of the next.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -169,11 +176,21 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
         return generate(llm, prompts, params, case.concurrency)
 
     # An answer per request in flight, to the last prompts, which a level asks last if at all.
-    answer(job.prompts_of(case.task)[-case.concurrency :])
+    answer(job.prompts_of(case)[-case.concurrency :])
+    llm.reset_prefix_cache()  # and with it what ReDrafter keeps
+    if job.is_suffix_decoding:
+        llm.collective_rpc(empty_suffix_cache)
     before = counters(llm)
     generation = answer(job.prompts_at(case))
     counted = {name: value - before[name] for name, value in counters(llm).items()}
-    return Run(case.concurrency, case.temperature, generation, counted, case.task)
+    return Run(case, generation, counted)
+
+
+def empty_suffix_cache(worker: Any) -> None:
+    """Forget the answers that vLLM's suffix decoding keeps, whatever its prefix cache forgets."""
+    proposer = worker.model_runner.drafter
+    kept = proposer.suffix_cache
+    proposer.suffix_cache = type(kept)(kept.max_tree_depth, kept.max_cached_requests)
 
 
 def counters(llm: Any) -> dict[str, int]:
@@ -186,11 +203,13 @@ def counters(llm: Any) -> dict[str, int]:
 
 
 def main() -> None:
+    job = Job(**json.loads(Path(sys.argv[1]).read_text()))
+    if job.is_suffix_decoding:
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # it is sent a function
     from vllm import LLM
 
     # An exception, so that vLLM takes its other processes and shared memory along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    job = Job(**json.loads(Path(sys.argv[1]).read_text()))
     llm = LLM(**{"seed": job.seed, **job.engine})
     with Path(sys.argv[2]).open("w") as results:
         for line in sys.stdin:

@@ -76,7 +76,7 @@ def plan(
     shapes: Sequence[ReDrafterConfig],
     adaptive: Sequence[ReDrafterConfig],
     others: Sequence[Mapping[str, Any]] = (),
-    context_matches: Sequence[int] = (),
+    settings: Sequence[Mapping[str, Any]] = ({},),
     matches_alone: bool = False,
     plain_again: bool = False,
 ) -> list[Method]:
@@ -87,9 +87,9 @@ def plan(
         shapes: whose K nodes are all verified in every step.
         adaptive: the maxima of an adaptive method.
         others: speculative configs of vLLM's own methods.
-        context_matches: how many continuations found in the text the shapes are measured with, each
-            with each number; empty for the engine's default.
-        matches_alone: measure them without a drafter too, with K of each adaptive shape.
+        settings: parts of a speculative config; our methods are measured with each.
+        matches_alone: measure continuations found in texts without a drafter too, with K of each
+            adaptive shape.
         plain_again: plain decoding in a second engine.
 
     Raises:
@@ -99,24 +99,25 @@ def plan(
     if plain_again:
         methods.append(Method("plain again", "", None))
     methods += map(_other, others)
+    counts = dict.fromkeys(shape.num_speculative_tokens for shape in adaptive if matches_alone)
+    ours: list[tuple[str, str, dict[str, Any]]] = [
+        ("matches alone", str(k), {"method": "redrafter", "num_speculative_tokens": k})
+        for k in counts
+    ]
+    for shape in [*(replace(shape, adaptive=False) for shape in shapes), *adaptive]:
+        name = "adaptive" if shape.adaptive else "ReDrafter"
+        ours.append((name, shape_text(shape), _config(drafter, shape)))
+    for name, size, config in ours:
+        for more in settings:
+            if name != "matches alone" or more.get("context_matches") != 0:
+                text = ", ".join([size, *(f"{key} {value}" for key, value in more.items())])
+                methods.append(Method(name, text, {**config, **more}))
     labels = [method.label for method in methods]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise InputError(
-            f"--method: {twice[0]} is given twice: a comparison knows methods by their names, "
-            "models and numbers of tokens; leave one out"
+            f"{twice[0]} is given twice: a comparison knows methods by their names, models, "
+            "numbers of tokens and settings; leave one out"
         )
-    if matches_alone:
-        for k in dict.fromkeys(shape.num_speculative_tokens for shape in adaptive):
-            alone = {"method": "redrafter", "num_speculative_tokens": k}
-            methods.append(Method("matches alone", str(k), alone))
-    fixed = [replace(shape, adaptive=False) for shape in shapes]
-    for name, of_name in (("ReDrafter", fixed), ("adaptive", adaptive)):
-        for matches in context_matches or [None]:
-            found = "" if matches is None else f", matches {matches}"
-            methods += [
-                Method(name, shape_text(shape) + found, _config(drafter, shape, matches))
-                for shape in of_name
-            ]
     return methods
 
 
@@ -141,7 +142,7 @@ def _other(config: Mapping[str, Any]) -> Method:
     return Method(name, ", ".join([*model, str(tokens)]), dict(config))
 
 
-def _config(drafter: str, shape: ReDrafterConfig, context_matches: int | None) -> dict[str, Any]:
+def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
     config = {
         "model": drafter,
         "num_speculative_tokens": shape.num_speculative_tokens,
@@ -149,8 +150,6 @@ def _config(drafter: str, shape: ReDrafterConfig, context_matches: int | None) -
         "beam_length": shape.beam_length,
         "adaptive": shape.adaptive,
     }
-    if context_matches is not None:
-        config["context_matches"] = context_matches
     if not shape.adaptive:
         # At every batch: on a GPU the default schedule would lower it.
         config["num_speculative_tokens_per_batch_size"] = [[1, 1, shape.num_speculative_tokens]]

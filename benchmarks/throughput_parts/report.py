@@ -8,12 +8,12 @@ same repeat, and the ratio is the median of these comparisons.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from throughput_parts.engine import Generation, Run
+from throughput_parts.engine import Case, Generation, Run
 from throughput_parts.methods import Method
 
 NGRAM = 8
@@ -39,7 +39,7 @@ class Measurement:
     Attributes:
         method, shape: see `Method`.
         repeat: counted from 0.
-        concurrency, temperature, task: see `Run`.
+        concurrency, temperature, task: see `Case`.
         seconds: of wall time.
         requests: prompts answered.
         output_tokens: of all requests.
@@ -103,57 +103,43 @@ def with_totals(runs: Sequence[Run]) -> list[Run]:
 
     The totals come last, their task None: outputs one after the other, everything else summed.
     """
-    found: dict[tuple[int, float], list[Run]] = {}
+    found: dict[Case, list[Run]] = {}
     for run in runs:
-        if run.task is not None:
-            found.setdefault((run.concurrency, run.temperature), []).append(run)
-    return [*runs, *(_total(tasks) for tasks in found.values() if len(tasks) > 1)]
+        if run.case.task is not None:
+            found.setdefault(replace(run.case, task=None), []).append(run)
+    return [*runs, *(_total(case, tasks) for case, tasks in found.items() if len(tasks) > 1)]
 
 
-def _total(runs: Sequence[Run]) -> Run:
+def _total(case: Case, runs: Sequence[Run]) -> Run:
     made = [run.generation for run in runs]
-    return Run(
-        concurrency=runs[0].concurrency,
-        temperature=runs[0].temperature,
-        generation=Generation(
-            outputs=[output for generation in made for output in generation.outputs],
-            seconds=sum(generation.seconds for generation in made),
-            steps=sum(generation.steps for generation in made),
-            request_steps=sum(generation.request_steps for generation in made),
-        ),
-        spec_decode=_summed(run.spec_decode for run in runs),
+    counted: Counter[str] = Counter()
+    for run in runs:
+        counted.update(run.spec_decode)
+    total = Generation(
+        outputs=[output for generation in made for output in generation.outputs],
+        seconds=sum(generation.seconds for generation in made),
+        steps=sum(generation.steps for generation in made),
+        request_steps=sum(generation.request_steps for generation in made),
     )
-
-
-def _summed(counted: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """By name, the sum of all values."""
-    total: Counter[str] = Counter()
-    for values in counted:
-        total.update(values)
-    return dict(total)
+    return Run(case, total, dict(counted))
 
 
 def measurements(
     method: Method, repeat: int, runs: Sequence[Run], plain: Sequence[Run]
 ) -> list[Measurement]:
     """One per run; `plain` are the runs of plain decoding in the same repeat."""
-    baseline = {
-        (run.concurrency, run.temperature, run.task): run.generation.outputs for run in plain
-    }
+    baseline = {run.case: run.generation.outputs for run in plain}
     found = []
     for run in runs:
-        outputs = run.generation.outputs
-        compared = None
-        if method.name != "plain" and run.temperature == 0:
-            expected = baseline[run.concurrency, run.temperature, run.task]
-            compared = sum(a == b for a, b in zip(outputs, expected, strict=True))
+        outputs, compared = run.generation.outputs, None
+        if method.name != "plain" and run.case.temperature == 0:
+            compared = sum(a == b for a, b in zip(outputs, baseline[run.case], strict=True))
         found.append(
             Measurement(
                 method=method.name,
                 shape=method.shape,
                 repeat=repeat,
-                concurrency=run.concurrency,
-                temperature=run.temperature,
+                **asdict(run.case),
                 seconds=run.generation.seconds,
                 requests=len(outputs),
                 output_tokens=sum(map(len, outputs)),
@@ -162,7 +148,6 @@ def measurements(
                 repeated_ngrams=repeated_share(outputs),
                 identical=compared,
                 spec_decode=run.spec_decode,
-                task=run.task,
             )
         )
     return found

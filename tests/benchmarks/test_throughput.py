@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import throughput
-from throughput_parts import turns
+from throughput_parts import engine, turns
 from throughput_parts.engine import Case, Generation, Job, Run
+from throughput_parts.prompts import STREAMS, read_dataset
 
 from redrafter_testing import process_trees
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
@@ -37,6 +38,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--dataset nowhere.txt", "nowhere.txt: no such file"),
         ("--shape 2x4", "'2x4': expected WxL:K"),
         ('--method {"method":"suffix"}', "num_speculative_tokens must be an integer"),
+        ('--settings {"beam_width":2}', "'beam_width' is none of candidates, context_matches,"),
+        ('--settings {"context_matches":9}', "context_matches must be between 0 and 4"),
         ("--drafter /nowhere", "no such folder"),
     ],
 )
@@ -76,7 +79,7 @@ class CannedEngine:
         counted = COUNTED if self.job.engine["speculative_config"] else {}
         outputs = [[1] * 9 for _ in self.job.prompts_at(case)]
         made = Generation(outputs, seconds=1.0, steps=4, request_steps=8)
-        return Run(generation=made, spec_decode=counted, **asdict(case))
+        return Run(case, made, counted)
 
     def pause(self) -> None: ...
 
@@ -107,7 +110,7 @@ def test_from_arguments_to_files_without_an_engine(
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
     arguments += ["--dataset", str(tmp_path / "rows.jsonl"), "--concurrency", "1", "4"]
-    arguments += ["--context-matches", "2", "--matches-alone", "--plain-again"]
+    arguments += ["--matches-alone", "--plain-again", "--settings", '{"context_matches": 2}']
     draft_model = {"method": "draft_model", "model": str(models[0]), "num_speculative_tokens": 3}
     arguments += ["--prompts-per-request", "1", "--method", json.dumps(draft_model)]
 
@@ -120,9 +123,9 @@ def test_from_arguments_to_files_without_an_engine(
         ("plain", ""),
         ("plain again", ""),
         ("draft_model", f"{models[0].name}, 3"),
-        ("matches alone", "12"),
-        ("ReDrafter", "2x4:6, matches 2"),
-        ("adaptive", "4x5:12, matches 2"),
+        ("matches alone", "12, context_matches 2"),
+        ("ReDrafter", "2x4:6, context_matches 2"),
+        ("adaptive", "4x5:12, context_matches 2"),
     ]
     starts = [event for event in events if event.startswith("start")]
     if is_cpu:  # all of the six engines at once
@@ -135,13 +138,76 @@ def test_from_arguments_to_files_without_an_engine(
     assert events.count("measure") == 2 * 2 * cases, "repeats and tasks"
     assert len(report["rows"]) == 3 * cases, "tasks and their total"
     greedy = [row for row in report["rows"] if row["method"] == "ReDrafter"][:6]
-    assert [row["requests"] for row in greedy] == [8, 8, 16] * 2, "of both repeats"
+    assert [row["requests"] for row in greedy] == [4, 4, 8, 8, 8, 16], "of both repeats"
     assert all(row["identical"] == row["requests"] for row in greedy)
     assert [row["nodes"] for row in greedy] == [4.5] * 6
     assert [row["undrafted"] for row in greedy[:2]] == [0, 0]
     assert len(list(tmp_path.glob("out-*.log"))) == 6, "a log for each method"
     assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
     assert " total " in capsys.readouterr().out
+
+
+def test_a_stream_is_asked_whole_and_in_its_order(
+    tmp_path: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_engines(monkeypatch, is_cpu=True)
+    lengths = []
+
+    def started(job: Job, *_: object) -> CannedEngine:
+        lengths.append([len(prompt) for prompt in job.prompts])
+        return CannedEngine(job, [])
+
+    monkeypatch.setattr(turns, "EngineProcess", started)
+    (tmp_path / "prompts.txt").write_text("\n".join("1" * length for length in range(1, 41)))
+    dataset = ["--dataset", str(tmp_path / "prompts.txt")]
+    for more in ["--stream"], []:
+        throughput.main(["--model", str(models[0]), "--drafter", str(models[1]), *dataset, *more])
+    stream, drawn = lengths[0], lengths[-1]
+    assert len(stream) == 40 and stream == sorted(stream)
+    assert len(drawn) == 32 and drawn != sorted(drawn)
+
+
+def test_no_two_prompts_of_the_streams_are_equal() -> None:
+    streams, left_out = read_dataset(STREAMS)
+    numbers = {task: len(set(prompts)) for task, prompts in streams.items()}
+    assert numbers == {"json": 60, "sql": 80, "support": 100} and not left_out.count
+
+
+@dataclass
+class SuffixCache:
+    """As of vLLM's suffix decoding."""
+
+    max_tree_depth: int
+    max_cached_requests: int
+    answers: int = 0
+
+
+def test_a_measurement_knows_no_answer_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    proposer = SimpleNamespace(suffix_cache=SuffixCache(24, 7))
+    prefixes: list[int] = []
+    known = []
+
+    def generate(*_: object) -> Generation:
+        known.append((proposer.suffix_cache.answers, len(prefixes)))
+        proposer.suffix_cache.answers += 1
+        prefixes.append(1)
+        return Generation([], 1.0, 1, 1)
+
+    monkeypatch.setattr(engine, "generate", generate)
+    worker = SimpleNamespace(model_runner=SimpleNamespace(drafter=proposer))
+    llm = SimpleNamespace(
+        reset_prefix_cache=prefixes.clear,
+        collective_rpc=lambda call: call(worker),
+        get_metrics=lambda: [],
+    )
+    given = {"speculative_config": {"method": "suffix"}}
+    job = Job(given, 0, [[1], [2]], None, max_tokens=8, ignore_eos=True, tasks=[None] * 2)
+    for _ in range(2):
+        engine.measure(llm, job, Case(2, 0.0))
+    # A warm-up, then the measurement, twice.
+    assert known[1::2] == [(0, 0)] * 2 and known[2] == (1, 1)
+    assert proposer.suffix_cache == SuffixCache(24, 7, answers=1)
 
 
 @pytest.mark.engine
