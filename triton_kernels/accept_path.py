@@ -148,9 +148,6 @@ def accept_path(
         out: written for these requests.
         requests: of the batch.
         first_row: of the batch's rows of logits.
-
-    Raises:
-        ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
     slots, stop, int32 = trees.tokens.shape[1], requests.stop, torch.int32
     require(trees.num_nodes.shape[0] >= stop, f"trees: of fewer than {stop} requests")
@@ -170,11 +167,7 @@ def accept_path(
         counts=(out.counts, torch.int64, (3,)),
     )
     _accept_path[(stop - requests.start,)](
-        trees.tokens,
-        trees.parents,
-        trees.depths,
-        trees.ancestors,
-        trees.num_nodes,
+        *trees.fields,
         sampled,
         *rows,
         *out,

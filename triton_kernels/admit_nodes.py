@@ -76,9 +76,6 @@ def admit_nodes(
         cu_num_logits: [R+1 or more] int32, receives the starts of admitted nodes with their roots.
         query_start_loc: [all requests + 1] int32, receives the starts of nodes and other tokens;
             `num_tokens` behind the batch.
-
-    Raises:
-        ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
     requests, starts = idx_mapping.shape[0], query_start_loc.shape[0]
     require(requests < starts, f"query_start_loc: {starts} starts for {requests} requests")

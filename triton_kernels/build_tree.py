@@ -58,9 +58,14 @@ class TreeBuffers:
         self.num_nodes = buffer(max_requests)
         self.ancestors = buffer(*shape, triton.cdiv(slots, WORD_BITS))
 
+    @property
+    def fields(self) -> tuple[Tensor, ...]:
+        """Tokens, parents, depths, ancestors and numbers of nodes, as kernels take them."""
+        return self.tokens, self.parents, self.depths, self.ancestors, self.num_nodes
+
     def clear(self) -> None:
         """Every tree is its root alone; rows beyond it see the root, as in any built tree."""
-        for field in (self.tokens, self.parents, self.depths, self.ancestors):
+        for field in self.fields:
             field.zero_()
         self.num_nodes.fill_(1)
         self.ancestors[:, :, 0] = 1
@@ -115,13 +120,13 @@ def build_tree(
     tokens: Tensor,
     back_pointers: Tensor,
     log_probs: Tensor,
-    out: TreeBuffers,
-    entries: Tensor | None = None,
+    out: ScoredTrees,
+    entries: Tensor,
+    node_limits: NodeLimits,
+    drafts: Tensor,
     log_odds: Tensor | None = None,
-    node_limits: NodeLimits | None = None,
-    drafts: Tensor | None = None,
     match_lengths: Tensor | None = None,
-) -> TreeBuffers:
+) -> None:
     """The K best candidates of each request as a tree, K by the size of `out`.
 
     Args:
@@ -129,24 +134,17 @@ def build_tree(
         tokens: [R, L, W] int64, contiguous; L * W at most 2048.
         back_pointers: [R, L, W] likewise: the beam of the level above; not read on level 0.
         log_probs: [R, L, W] fp32, cumulative; -inf for no candidate.
-        out: at least R requests; the others' entries are left alone.
-        entries: [R] int64, which entry of `out` each request's tree goes to; None for
-            the first R in order. Requests that share an entry leave any one of their trees,
-            or a mixture: harmless in an entry that nobody reads.
-        log_odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; `out` is
-            ScoredTrees then, and has the nodes' scores and log-odds written too. None for neither.
-        node_limits: of each entry; None for trees without limits. A chain's scores must not rise
-            from a parent to its child. With `log_odds`, the nodes' `probs` are written.
+        out: written, but for the entries of no request.
+        entries: [R] int64, which entry of `out` each request's tree goes to. Requests that share
+            an entry leave any one of their trees, or a mixture: harmless in an entry that nobody
+            reads.
+        node_limits: of each entry. A chain's scores must not rise from a parent to its child.
         drafts: [R, K] int64, written: the nodes' tokens; 0 in unused slots, since vLLM embeds them
-            as well. None for nothing.
+            as well.
+        log_odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; None where
+            nobody asks for those of nodes, which are then left alone.
         match_lengths: [R, L, W] int32, contiguous, of the path that each candidate is on, 0 for
-            none; `out` is ScoredTrees then, and has them written too. None where there are none.
-
-    Returns:
-        out.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+            none; None likewise.
     """
     require(tokens.dim() == 3, f"tokens: expected [R, L, W], got {list(tokens.shape)}")
     (requests, length, width), (most, slots) = tokens.shape, out.tokens.shape
@@ -155,82 +153,46 @@ def build_tree(
         num <= MAX_CANDIDATES,
         f"tokens: {num} candidates per request, at most {MAX_CANDIDATES} are supported",
     )
-    layouts: dict[str, tuple[Tensor, torch.dtype, tuple[int, ...]]] = {
-        "root_tokens": (root_tokens, torch.int64, (requests,)),
-        "tokens": (tokens, torch.int64, shape),
-        "back_pointers": (back_pointers, torch.int64, shape),
-        "log_probs": (log_probs, torch.float32, shape),
-        "out": (out.tokens, torch.int32, (requests, slots)),
-    }
-    if entries is not None:
-        layouts["entries"] = entries, torch.int64, (requests,)
-    if log_odds is not None:
-        layouts["log_odds"] = log_odds, torch.float32, shape
-    if match_lengths is not None:
-        layouts["match_lengths"] = match_lengths, torch.int32, shape
-    if node_limits is not None:
-        layouts["chains"] = node_limits.chains, torch.int32, (most,)
-        layouts["limits"] = node_limits.limits, torch.int32, (most,)
-    if drafts is not None:
-        layouts["drafts"] = drafts, torch.int64, (requests, slots - 1)
-    require_layout(tokens.device, **layouts)
-    require(
-        isinstance(out, ScoredTrees) or (log_odds is None and match_lengths is None),
-        "out: must be ScoredTrees where log_odds or match_lengths are given",
+    has_odds, has_matches = log_odds is not None, match_lengths is not None
+    log_odds = log_odds if log_odds is not None else log_probs
+    matches = match_lengths if match_lengths is not None else tokens
+    require_layout(
+        tokens.device,
+        root_tokens=(root_tokens, torch.int64, (requests,)),
+        tokens=(tokens, torch.int64, shape),
+        back_pointers=(back_pointers, torch.int64, shape),
+        log_probs=(log_probs, torch.float32, shape),
+        out=(out.tokens, torch.int32, (1, slots)),
+        entries=(entries, torch.int64, (requests,)),
+        log_odds=(log_odds, torch.float32, shape),
+        match_lengths=(matches, torch.int32 if has_matches else torch.int64, shape),
+        chains=(node_limits.chains, torch.int32, (most,)),
+        limits=(node_limits.limits, torch.int32, (most,)),
+        drafts=(drafts, torch.int64, (requests, slots - 1)),
     )
-    scored = out if isinstance(out, ScoredTrees) and log_odds is not None else None
-    matched = out if isinstance(out, ScoredTrees) and match_lengths is not None else None
-    has_probs = scored is not None and node_limits is not None
-    chains, limits = node_limits or (root_tokens, root_tokens)
-    has_entries, entries = entries is not None, root_tokens if entries is None else entries
     block, block_slots = triton.next_power_of_2(num), triton.next_power_of_2(slots)
     chunk = min(block, max(1, 8192 // block))
     _select_nodes[(requests,)](
-        root_tokens,
-        tokens,
-        back_pointers,
-        log_probs,
-        log_odds if log_odds is not None else log_probs,
-        match_lengths if match_lengths is not None else tokens,
-        entries,
-        chains,
-        limits,
-        out.tokens,
-        out.parents,
-        out.depths,
-        out.num_nodes,
-        scored.log_probs if scored is not None else log_probs,
-        scored.log_odds if scored is not None else log_probs,
-        matched.match_lengths if matched is not None else out.tokens,
+        *(root_tokens, tokens, back_pointers, log_probs, log_odds, matches, entries),
+        *node_limits,
+        *(out.tokens, out.parents, out.depths, out.num_nodes),
+        *(out.log_probs, out.log_odds, out.match_lengths),
         WIDTH=width,
         NUM=num,
         BLOCK=block,
         CHUNK=chunk,
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
-        HAS_ENTRIES=has_entries,
-        HAS_NODE_LIMITS=node_limits is not None,
-        HAS_LOG_ODDS=scored is not None,
-        HAS_MATCHES=matched is not None,
+        HAS_LOG_ODDS=has_odds,
+        HAS_MATCHES=has_matches,
         # 16 comparisons per thread at a time: 128 would not fit its registers.
         num_warps=max(4, min(16, block * chunk // 512)),
     )
     _finish_trees[(requests,)](
-        out.tokens,
-        out.parents,
-        out.depths,
-        scored.log_probs if scored is not None else log_probs,
-        entries,
-        limits,
-        out.ancestors,
-        drafts if drafts is not None else out.ancestors,
-        scored.probs if scored is not None else log_probs,
+        *(out.tokens, out.parents, out.depths, out.log_probs, entries, node_limits.limits),
+        *(out.ancestors, drafts, out.probs),
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
         WORDS=out.ancestors.shape[2],
-        HAS_ENTRIES=has_entries,
-        HAS_DRAFTS=drafts is not None,
-        HAS_PROBS=has_probs,
         num_warps=1 if block_slots <= 32 else 4,
     )
-    return out

@@ -75,14 +75,14 @@ def _select_nodes(
     log_probs,  # [R, L, WIDTH] fp32
     log_odds,  # [R, L, WIDTH] fp32; read where HAS_LOG_ODDS
     match_lengths,  # [R, L, WIDTH] int32; read where HAS_MATCHES
-    entries,  # [R] int64; read where HAS_ENTRIES
-    chains,  # [entries] int32; read where HAS_NODE_LIMITS
-    limits,  # [entries] int32; likewise
+    entries,  # [R] int64
+    chains,  # [entries] int32
+    limits,  # [entries] int32
     out_tokens,  # [entries, SLOTS] int32, written
     out_parents,  # [entries, SLOTS] int32, written
     out_depths,  # [entries, SLOTS] int32, written
     out_num_nodes,  # [entries] int32, written
-    out_log_probs,  # [entries, SLOTS] fp32, written where HAS_LOG_ODDS
+    out_log_probs,  # [entries, SLOTS] fp32, written
     out_log_odds,  # [entries, SLOTS] fp32, written where HAS_LOG_ODDS
     out_match_lengths,  # [entries, SLOTS] int32, written where HAS_MATCHES
     WIDTH: tl.constexpr,
@@ -91,26 +91,23 @@ def _select_nodes(
     CHUNK: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
-    HAS_ENTRIES: tl.constexpr,
-    HAS_NODE_LIMITS: tl.constexpr,
     HAS_LOG_ODDS: tl.constexpr,
     HAS_MATCHES: tl.constexpr,
 ):
     """One request: rank the candidates, write the best as nodes, blank the unused slots."""
     request = tl.program_id(0)
-    entry = tl.load(entries + request).to(tl.int32) if HAS_ENTRIES else request
+    entry = tl.load(entries + request).to(tl.int32)
     scores_ptr = log_probs + request * NUM
     index = tl.arange(0, BLOCK)
     is_candidate = index < NUM
     scores = tl.load(scores_ptr + index, mask=is_candidate, other=float("-inf"))
     level = index // WIDTH
     rank = _rank(scores, index, scores_ptr, NUM, BLOCK, CHUNK)
-    if HAS_NODE_LIMITS:
-        wants_chain = tl.load(chains + entry) != 0
-        if wants_chain:
-            pointers_ptr = back_pointers + request * NUM
-            is_on = _is_on_best_path(index, scores, pointers_ptr, scores_ptr, WIDTH, NUM)
-            rank = tl.where(is_on, level, SLOTS)
+    wants_chain = tl.load(chains + entry) != 0
+    if wants_chain:
+        pointers_ptr = back_pointers + request * NUM
+        is_on = _is_on_best_path(index, scores, pointers_ptr, scores_ptr, WIDTH, NUM)
+        rank = tl.where(is_on, level, SLOTS)
     is_node = is_candidate & (scores > float("-inf")) & (rank < SLOTS - 1)
 
     beam_above = tl.load(back_pointers + request * NUM + index, mask=is_node, other=0)
@@ -118,16 +115,15 @@ def _select_nodes(
     has_parent = is_node & (level > 0)
     parent_scores = tl.load(scores_ptr + parent, mask=has_parent, other=float("-inf"))
     parent_rank = _rank(parent_scores, parent, scores_ptr, NUM, BLOCK, CHUNK)
-    if HAS_NODE_LIMITS:
-        parent_rank = tl.where(wants_chain, level - 1, parent_rank)
+    parent_rank = tl.where(wants_chain, level - 1, parent_rank)
 
     at = entry * SLOTS + rank + 1
     token = tl.load(tokens + request * NUM + index, mask=is_node, other=0)
     tl.store(out_tokens + at, token.to(tl.int32), mask=is_node)
     tl.store(out_parents + at, tl.where(has_parent, parent_rank + 1, 0), mask=is_node)
     tl.store(out_depths + at, level + 1, mask=is_node)
+    tl.store(out_log_probs + at, scores, mask=is_node)
     if HAS_LOG_ODDS:
-        tl.store(out_log_probs + at, scores, mask=is_node)
         own_log_odds = tl.load(log_odds + request * NUM + index, mask=is_node, other=0.0)
         tl.store(out_log_odds + at, own_log_odds, mask=is_node)
     if HAS_MATCHES:
@@ -137,53 +133,40 @@ def _select_nodes(
     num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
     slot = tl.arange(0, BLOCK_SLOTS)
     unused = (slot >= num_nodes) & (slot < SLOTS)
-    tl.store(out_tokens + entry * SLOTS + slot, -1, mask=unused)
-    tl.store(out_parents + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
-    tl.store(out_depths + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
+    blank, at = unused | (slot == 0), entry * SLOTS + slot
+    tl.store(out_tokens + at, -1, mask=unused)
+    tl.store(out_parents + at, 0, mask=blank)
+    tl.store(out_depths + at, 0, mask=blank)
     tl.store(out_tokens + entry * SLOTS, tl.load(root_tokens + request).to(tl.int32))
-    if HAS_NODE_LIMITS:
-        num_nodes = tl.minimum(num_nodes, tl.load(limits + entry) + 1)
-    tl.store(out_num_nodes + entry, num_nodes)
+    tl.store(out_num_nodes + entry, tl.minimum(num_nodes, tl.load(limits + entry) + 1))
+    tl.store(out_log_probs + at, tl.where(slot == 0, 0.0, float("-inf")), mask=blank)
     if HAS_LOG_ODDS:
-        no_score = tl.where(slot == 0, 0.0, float("-inf"))
-        tl.store(out_log_probs + entry * SLOTS + slot, no_score, mask=unused | (slot == 0))
-        tl.store(
-            out_log_odds + entry * SLOTS + slot,
-            tl.zeros([BLOCK_SLOTS], tl.float32),
-            mask=unused | (slot == 0),
-        )
+        tl.store(out_log_odds + at, tl.zeros([BLOCK_SLOTS], tl.float32), mask=blank)
     if HAS_MATCHES:
-        tl.store(
-            out_match_lengths + entry * SLOTS + slot,
-            tl.zeros([BLOCK_SLOTS], tl.int32),
-            mask=unused | (slot == 0),
-        )
+        tl.store(out_match_lengths + at, tl.zeros([BLOCK_SLOTS], tl.int32), mask=blank)
 
 
 @triton.jit
 def _finish_trees(
-    tokens,  # [entries, SLOTS] int32; read where HAS_DRAFTS
+    tokens,  # [entries, SLOTS] int32
     parents,  # [entries, SLOTS] int32
     depths,  # [entries, SLOTS] int32
-    log_probs,  # [entries, SLOTS] fp32; read where HAS_PROBS
-    entries,  # [R] int64; read where HAS_ENTRIES
-    limits,  # [entries] int32; read where HAS_PROBS
+    log_probs,  # [entries, SLOTS] fp32
+    entries,  # [R] int64
+    limits,  # [entries] int32
     ancestors,  # [entries, SLOTS, WORDS] int32, written
-    out_drafts,  # [R, SLOTS - 1] int64, written where HAS_DRAFTS
-    out_probs,  # [entries, SLOTS] fp32, written where HAS_PROBS
+    out_drafts,  # [R, SLOTS - 1] int64, written
+    out_probs,  # [entries, SLOTS] fp32, written
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
-    HAS_ENTRIES: tl.constexpr,
-    HAS_DRAFTS: tl.constexpr,
-    HAS_PROBS: tl.constexpr,
 ):
     """One request: each node climbs to its root and sets a bit per node on the way.
 
     What is asked about the nodes in their order is read off, too.
     """
     request = tl.program_id(0)
-    entry = tl.load(entries + request).to(tl.int32) if HAS_ENTRIES else request
+    entry = tl.load(entries + request).to(tl.int32)
     slot = tl.arange(0, BLOCK_SLOTS)
     is_slot = slot < SLOTS
     deepest = tl.max(tl.load(depths + entry * SLOTS + slot, mask=is_slot, other=0), axis=0)
@@ -198,13 +181,12 @@ def _finish_trees(
         at = (entry * SLOTS + slot) * WORDS + word
         tl.store(ancestors + at, bits, mask=is_slot)
     is_drafted = is_slot & (slot > 0)
-    if HAS_DRAFTS:
-        token = tl.load(tokens + entry * SLOTS + slot, mask=is_drafted, other=0)
-        to = out_drafts + request * (SLOTS - 1) + slot - 1
-        tl.store(to, tl.maximum(token, 0).to(tl.int64), mask=is_drafted)
-    if HAS_PROBS:
-        at = log_probs + entry * SLOTS + slot
-        score = tl.load(at, mask=is_drafted, other=float("-inf"))
-        before = tl.load(at - 1, mask=is_drafted & (score > float("-inf")), other=0.0)
-        probs = tl.where(slot - 1 < tl.load(limits + entry), tl.exp(score - before), 0.0)
-        tl.store(out_probs + entry * SLOTS + slot, probs, mask=is_drafted)
+    at = entry * SLOTS + slot
+    token = tl.load(tokens + at, mask=is_drafted, other=0)
+    to = out_drafts + request * (SLOTS - 1) + slot - 1
+    tl.store(to, tl.maximum(token, 0).to(tl.int64), mask=is_drafted)
+    score = tl.load(log_probs + at, mask=is_drafted, other=float("-inf"))
+    is_node = is_drafted & (score > float("-inf"))
+    before = tl.load(log_probs + at - 1, mask=is_node, other=0.0)
+    probs = tl.where(slot - 1 < tl.load(limits + entry), tl.exp(score - before), 0.0)
+    tl.store(out_probs + at, probs, mask=is_drafted)

@@ -30,6 +30,7 @@ from vllm_redrafter.triton_kernels.top_candidates import (
     empty_top,
     is_kept,
     rank_row,
+    rank_rows,
     top_candidates,
 )
 
@@ -99,28 +100,6 @@ def _load_kept(
     return logit, token
 
 
-@triton.jit
-def _rank_candidates(
-    logits,  # [rows, COUNT] fp32
-    tokens,  # [rows / BEAMS, COUNT] int32
-    top_logits,  # [rows, FIRST] fp32, written
-    top_tokens,  # [rows, FIRST] int32, written
-    normalisers,  # [rows] fp32, written
-    COUNT: tl.constexpr,
-    BEAMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOP: tl.constexpr,
-    FIRST: tl.constexpr,
-):
-    """One row, whose request's beams have the same candidates."""
-    row = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, BLOCK)
-    at = row // BEAMS * COUNT + index
-    logit = tl.load(logits + row * COUNT + index, mask=index < COUNT, other=float("-inf"))
-    token = tl.load(tokens + at, mask=index < COUNT, other=LAST_INDEX)
-    rank_row(logit, token, row, top_logits, top_tokens, normalisers, BLOCK, TOP, FIRST, 0)
-
-
 def choose_candidates(
     logits: Tensor, requests: int, count: int, num: int
 ) -> tuple[TopTokens, Tensor]:
@@ -136,9 +115,6 @@ def choose_candidates(
     Returns:
         (the roots' best, see `top_candidates`; candidates [L-1, R, min(C, V)] int32 in any
         order).
-
-    Raises:
-        ValueError: an argument's dtype, shape or stride does not fit.
     """
     check_logits(logits)
     require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
@@ -196,9 +172,6 @@ def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
 
     Returns:
         See `TopTokens`.
-
-    Raises:
-        ValueError: an argument's dtype, shape, device or stride does not fit.
     """
     check_logits(logits)
     require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
@@ -211,15 +184,16 @@ def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
     )
     top = empty_top(rows, num, logits.device)
     block = triton.next_power_of_2(count)
-    _rank_candidates[(rows,)](
+    rank_rows[(rows,)](
         logits,
         tokens,
         *top,
-        COUNT=count,
-        BEAMS=rows // len(tokens),
+        NUM=count,
+        GROUP=rows // len(tokens),
         BLOCK=block,
         TOP=TOP_TOKENS,
         FIRST=num,
+        ZEROS=0,
         num_warps=max(1, min(4, block // 128)),
     )
     return top

@@ -143,9 +143,6 @@ def compact_kv(
         num_sampled: [R] int32: how many entries of `path` count.
         row_start: [R] int32: the row of each request's root among the step's rows.
         slot_mapping: [rows] int64: the cache slot of each row.
-
-    Raises:
-        ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
     requests, int32 = num_sampled.shape[0], torch.int32
     require_layout(

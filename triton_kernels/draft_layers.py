@@ -29,12 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_last_dim_contiguous,
-    require_like,
-    require_same_device,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_layout, require_like
 
 MAX_ROWS = 64
 """One block of rows; more would read the weights again."""
@@ -231,9 +226,6 @@ def draft_layer(
 
     Returns:
         out.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     rows, columns = out.shape
     _check(first, out, second, bias, addend, residual)
@@ -289,8 +281,7 @@ def _check(
 ) -> None:
     rows, columns = out.shape
     require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
-    require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
-    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {"out": (out, (rows, columns))}
+    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
     for name, product in (("first", first), ("second", second)):
         if product is not None:
             keys = product.x.shape[1]
@@ -305,15 +296,22 @@ def _check(
             f"addend: {list(addend.shape)} does not fit {rows} rows of {columns}",
         )
         shapes["addend"] = addend, (len(addend), columns)
-    require_like(out, **shapes)
-    require(
-        all(t.data_ptr() != out.data_ptr() for name, (t, _) in shapes.items() if name != "out"),
-        "out: is one of the inputs, which other thread blocks still read",
-    )
+    check_like(out, shapes)
     check_rows("first", first.x, first.rows, torch.int64, rows)
     if second is not None:
         require(second.rows is not None, "second: its rows must be given")
         check_rows("second", second.x, second.rows, torch.int32, rows)
+
+
+def check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    """What is read has these shapes, and is of the kind that `out` is, and elsewhere."""
+    require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
+    require_like(out, out=(out, tuple(out.shape)), **given)
+    for name, (tensor, _) in given.items():
+        require(
+            tensor.data_ptr() != out.data_ptr(),
+            f"out: is also {name}, which is still read when it is written",
+        )
 
 
 def check_rows(name: str, x: Tensor, chosen: Tensor | None, dtype: torch.dtype, rows: int) -> None:
@@ -325,9 +323,4 @@ def check_rows(name: str, x: Tensor, chosen: Tensor | None, dtype: torch.dtype, 
     if chosen is None:
         require(x.shape[0] >= rows, f"{name}.x: has {x.shape[0]} rows, {rows} are needed")
         return
-    require(
-        tuple(chosen.shape) == (rows,) and chosen.dtype == dtype,
-        f"{name}.rows: expected {dtype} of shape {[rows]}, got {list(chosen.shape)} {chosen.dtype}",
-    )
-    require_last_dim_contiguous(**{f"{name}.rows": chosen})
-    require_same_device(x, **{f"{name}.rows": chosen})
+    require_layout(x.device, **{f"{name}.rows": (chosen, dtype, (rows,))})

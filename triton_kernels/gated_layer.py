@@ -19,12 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import require, require_like
+from vllm_redrafter.triton_kernels.checks import require
 from vllm_redrafter.triton_kernels.draft_layers import (
-    DTYPES,
     KEY_BYTES,
     MAX_ROWS,
     add_product,
+    check_like,
     check_rows,
 )
 
@@ -172,9 +172,6 @@ def gated_cell(
 
     Returns:
         out.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     rows, width = out.shape
     require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
@@ -227,9 +224,6 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
 
     Returns:
         out.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     rows, hidden = out.shape
     check_like(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
@@ -246,14 +240,3 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
         num_warps=4,
     )
     return out
-
-
-def check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
-    """What is read has these shapes, and is of the kind that `out` is, and elsewhere."""
-    require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
-    require_like(out, out=(out, tuple(out.shape)), **given)
-    for name, (tensor, _) in given.items():
-        require(
-            tensor.data_ptr() != out.data_ptr(),
-            f"out: is also {name}, which is still read when it is written",
-        )

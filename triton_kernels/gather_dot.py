@@ -15,12 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_integers,
-    require_like,
-    require_same_device,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_layout, require_like
 from vllm_redrafter.triton_kernels.draft_layers import DTYPES
 
 COLUMNS = 16
@@ -104,9 +99,6 @@ def gather_dot(
 
     Returns:
         [R * beams, C] float32.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     _check(x, weight, tokens, scale)
     (rows, keys), (requests, count) = x.shape, tokens.shape
@@ -137,11 +129,11 @@ def gather_dot(
 
 def _check(x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None) -> None:
     require(x.dtype in DTYPES, f"x: bf16, fp16 or fp32 expected, got {x.dtype}")
-    require_integers(torch.int32, tokens=tokens)
     require(
-        tokens.dim() == 2 and tokens.is_contiguous() and len(x) % len(tokens) == 0,
-        f"tokens: {list(tokens.shape)} does not fit {len(x)} rows, or is not contiguous",
+        tokens.dim() == 2 and len(x) % len(tokens) == 0,
+        f"tokens: {list(tokens.shape)} does not fit {len(x)} rows",
     )
+    require_layout(x.device, tokens=(tokens, torch.int32, tuple(tokens.shape)))
     require(len(x) // len(tokens) <= 64, "x: at most 64 beams per request are supported")
     keys = x.shape[1]
     given: dict[str, tuple[Tensor, tuple[int, ...]]]
@@ -149,4 +141,3 @@ def _check(x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None) -> N
     if scale is not None:
         given["scale"] = scale, (keys,)
     require_like(x, **given)
-    require_same_device(x, tokens=tokens)

@@ -169,9 +169,6 @@ def grow_beams(
         to_target: [draft tokens] int64, `d2t`; None where the drafter ranks all tokens.
         survival: slopes [2, 1] and biases [2, L or more] fp32 of the budget's estimator, and
             temperatures fp32 of all requests in `out`; None writes neither log-odds nor survival.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     max_requests, length, width = out.tokens.shape
     beams = 1 if level == 0 else width

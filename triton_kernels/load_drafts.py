@@ -109,9 +109,6 @@ def load_drafts(
         states: [rows, H] each of the step, as wide as `out.hidden` together; at least one.
         out: written.
         verified: how many requests' trees were walked: all or none.
-
-    Raises:
-        ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
     requests, int64, int32 = step.idx_mapping.shape[0], torch.int64, torch.int32
     size, width = states[0].shape[1], out.hidden.shape[1]

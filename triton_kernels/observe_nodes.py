@@ -169,9 +169,6 @@ def observe_nodes(
         slopes, biases: [2, 1] and [2, L] fp32, of the estimator.
         sums: [R or more, L, 6] fp32, written.
         statistics: [2, L, 6] fp32, added to.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     requests, slots = entries.shape[0], log_odds.shape[1]
     depths, num = biases.shape[-1], biases.shape[-1] * COLUMNS

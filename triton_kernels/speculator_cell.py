@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.triton_kernels.checks import require
-from vllm_redrafter.triton_kernels.draft_layers import check_rows
-from vllm_redrafter.triton_kernels.gated_layer import Rows, check_like
+from vllm_redrafter.triton_kernels.draft_layers import check_like, check_rows
+from vllm_redrafter.triton_kernels.gated_layer import Rows
 
 WIDEST = 8192
 """Of D: what registers hold of an LSTM's row."""
@@ -110,9 +110,6 @@ def speculator_cell(
 
     Returns:
         out.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     (table, tokens), (rows, columns), lstm = embedded, out.shape, len(norms) == 4
     width = columns // 2 if lstm else columns

@@ -8,7 +8,8 @@ of the batch, in slot s, with L logits rows (the root and the scheduled draft to
     num_nodes = min(nodes of table[s], L),    context = sequence length - query length
 
 and its rows get the positions n + depth, n the root's linear position; rows beyond the tree, which
-hold padding tokens, get the root's.
+hold padding tokens, get the root's. Where rows have several positions (M-RoPE), vLLM gives a
+decoding row n + delta in every dimension, by the request's images: a node's are its root's + depth.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def stage_trees(
     positions: Tensor,
     out: StagedTrees,
     num_padded: int,
-) -> StagedTrees:
+) -> None:
     """Gather the batch's trees; give their rows tree positions.
 
     Args:
@@ -121,12 +122,6 @@ def stage_trees(
         positions: [rows] int64, linear; changed in place to n + depth.
         out: as many nodes as `table`, and at least `num_padded` requests.
         num_padded: requests to write, at least R; those beyond R become empty.
-
-    Returns:
-        out.
-
-    Raises:
-        ValueError: an argument's dtype, device or shape does not fit; it is named.
     """
     requests, slots, int32 = idx_mapping.shape[0], out.tokens.shape[1], torch.int32
     require(
@@ -149,16 +144,8 @@ def stage_trees(
         query_start_loc,
         cu_num_logits,
         seq_lens,
-        table.tokens,
-        table.parents,
-        table.depths,
-        table.ancestors,
-        table.num_nodes,
-        out.tokens,
-        out.parents,
-        out.depths,
-        out.ancestors,
-        out.num_nodes,
+        *table.fields,
+        *out.fields,
         out.context_lens,
         out.row_start,
         positions,
@@ -169,4 +156,60 @@ def stage_trees(
         BLOCK_WORDS=triton.next_power_of_2(slots * words),
         num_warps=1 if slots <= 32 else 4,
     )
-    return out
+
+
+@triton.jit
+def _add_depths(
+    cu_num_logits,  # [R+1] int32
+    num_nodes,  # [R] int32
+    row_start,  # [R] int32
+    depths,  # [R, SLOTS] int32
+    positions,  # [DIMENSIONS, rows] int64, changed
+    dimension_stride,
+    DIMENSIONS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One request of the batch; rows beyond its tree, which hold padding, get the root's."""
+    request = tl.program_id(0)
+    logits = tl.load(cu_num_logits + request + 1) - tl.load(cu_num_logits + request)
+    node = tl.arange(0, BLOCK)
+    is_node = node < tl.minimum(tl.load(num_nodes + request), logits)
+    depth = tl.load(depths + request * SLOTS + node, mask=is_node, other=0)
+    root = positions + tl.load(row_start + request)
+    # The root's own stay: storing them again would race with the loads.
+    is_below = (node > 0) & (node < logits)
+    for _ in tl.static_range(DIMENSIONS):
+        tl.store(root + node, tl.load(root) + depth, mask=is_below)
+        root += dimension_stride
+
+
+def add_depths(staged: StagedTrees, cu_num_logits: Tensor, positions: Tensor) -> None:
+    """Give the rows of trees that `stage_trees` has staged the positions of their roots + depth.
+
+    Args:
+        staged: trees of at least R requests, in the batch's order.
+        cu_num_logits: [R+1] int32, as `stage_trees` was given.
+        positions: [dimensions, rows] int64; the roots' are read, those of the other rows of trees
+            are written.
+    """
+    requests, slots = cu_num_logits.shape[0] - 1, staged.tokens.shape[1]
+    require(positions.dim() == 2, f"positions: expected two dimensions, got {positions.dim()}")
+    require_layout(
+        staged.tokens.device,
+        cu_num_logits=(cu_num_logits, torch.int32, (1,)),
+        positions=(positions, torch.int64, (1, positions.shape[1])),
+        staged=(staged.num_nodes, torch.int32, (requests,)),
+    )
+    _add_depths[(requests,)](
+        cu_num_logits,
+        staged.num_nodes,
+        staged.row_start,
+        staged.depths,
+        positions,
+        positions.shape[1],
+        DIMENSIONS=positions.shape[0],
+        SLOTS=slots,
+        BLOCK=triton.next_power_of_2(slots),
+        num_warps=1 if slots <= 32 else 4,
+    )

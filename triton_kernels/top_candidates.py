@@ -6,7 +6,7 @@ of W beams needs the first W by name; of the others, only their part of the norm
 
     top50(V tokens) = top50(of each block of the vocabulary, its top 50)
 
-`keep_top` finds each block's 50 best in any order, `_merge_top` the W best of all blocks in
+`keep_top` finds each block's 50 best in any order, `rank_rows` the W best of all blocks in
 descending order, and the normaliser. Neither sorts: the 50th largest is found by halving the range
 of the keys (`nth_largest`), of equal logits the lower tokens are kept, and the few of which the
 order matters are taken out one after the other.
@@ -145,13 +145,14 @@ def rank_row(
 
 
 @triton.jit
-def _merge_top(
-    kept_logits,  # [rows, NUM] fp32
-    kept_tokens,  # [rows, NUM] int32; LAST_INDEX where there is none
+def rank_rows(
+    logits,  # [rows, NUM] fp32
+    tokens,  # [rows / GROUP, NUM] int32; LAST_INDEX where there is none
     top_logits,  # [rows, FIRST] fp32, written
     top_tokens,  # [rows, FIRST] int32, written
     normalisers,  # [rows] fp32, written
     NUM: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP: tl.constexpr,
     FIRST: tl.constexpr,
@@ -160,8 +161,9 @@ def _merge_top(
     """One row: the log-sum-exp of its TOP best, and the first of them in order."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
-    logit = tl.load(kept_logits + row * NUM + index, mask=index < NUM, other=float("-inf"))
-    token = tl.load(kept_tokens + row * NUM + index, mask=index < NUM, other=LAST_INDEX)
+    logit = tl.load(logits + row * NUM + index, mask=index < NUM, other=float("-inf"))
+    of_group = tokens + row // GROUP * NUM
+    token = tl.load(of_group + index, mask=index < NUM, other=LAST_INDEX)
     rank_row(logit, token, row, top_logits, top_tokens, normalisers, BLOCK, TOP, FIRST, ZEROS)
 
 
@@ -175,9 +177,6 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
     Returns:
         See `TopTokens`; `logits - normalisers[:, None]` are the log-probabilities of
         `beam_search.log_softmax_of_top`.
-
-    Raises:
-        ValueError: an argument's dtype, shape or stride does not fit, or there are too many.
     """
     require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
     check_logits(logits)
@@ -186,11 +185,12 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
     blocks = kept_logits.shape[1]
     top = empty_top(rows, num, logits.device)
     merged = triton.next_power_of_2(blocks * TOP_TOKENS)
-    _merge_top[(rows,)](
+    rank_rows[(rows,)](
         kept_logits,
         kept_tokens,
         *top,
         NUM=blocks * TOP_TOKENS,
+        GROUP=1,
         BLOCK=merged,
         TOP=TOP_TOKENS,
         FIRST=num,

@@ -17,7 +17,6 @@ from vllm_redrafter.triton_kernels.checks import (
 
 HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-CACHE_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn)
 
 
 def check_step(
@@ -73,7 +72,6 @@ def check_layer(
         f"query: head_dim {query.shape[2]} is not supported, only {HEAD_DIMS}",
     )
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        require(cache.dtype in CACHE_DTYPES, f"{name}: dtype {cache.dtype} is not supported")
         require(
             cache.dtype in (query.dtype, torch.float8_e4m3fn),
             f"{name}: dtype {cache.dtype} is neither query's ({query.dtype}) nor fp8 e4m3",

@@ -3,7 +3,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -27,9 +26,9 @@ SENTINEL = -77
 FIELDS = ("tokens", "parents", "depths", "num_nodes", "ancestors")
 
 
-def buffers(device: torch.device, max_requests: int, max_nodes: int) -> TreeBuffers:
+def buffers(device: torch.device, max_requests: int, max_nodes: int) -> ScoredTrees:
     """Full of what no tree holds: all that a tree has must be written."""
-    out = TreeBuffers(max_requests, max_nodes, device)
+    out = ScoredTrees(max_requests, max_nodes, device)
     for name in FIELDS:
         getattr(out, name).fill_(SENTINEL)
     return out
@@ -162,7 +161,10 @@ def test_searches_of_any_size_make_trees(
     """More slots than candidates and fewer; widths that are no power of two; a chain; a star."""
     explored, out = random_search(1, length, width), buffers(device, 2, max_nodes)
     given = replace(explored, back_pointers=poisoned_pointers(explored))
-    assert build_tree(roots(1).to(device), *on(device, given), out) is out
+    chains, limits, entries = torch.tensor([[0] * 2, [max_nodes] * 2, [0] * 2], device=device)
+    drafts = torch.zeros(1, max_nodes, dtype=torch.int64, device=device)
+    asked = NodeLimits(chains.int(), limits.int())
+    build_tree(roots(1).to(device), *on(device, given), out, entries[:1], asked, drafts)
     expected = TokenTree.from_explored(roots(1), explored, max_nodes)
     for name in FIELDS:
         found = getattr(out, name).cpu()
@@ -170,32 +172,28 @@ def test_searches_of_any_size_make_trees(
         assert (found[1] == SENTINEL).all(), f"{name}: another request's is written"
 
 
-def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None:
-    explored = ExploredNodes(*(torch.zeros(2, 2, 3) for _ in range(3)))
-    arguments = (roots(2), explored.tokens.long(), explored.back_pointers.long())
-    numbers = torch.zeros(2, dtype=torch.int32)
-    tokens = torch.zeros(2, 4, dtype=torch.int64)
-    wide, entries = torch.zeros(2, 2, 3), torch.zeros(2, dtype=torch.int64)
-    for changed, named in (
-        ({"log_odds": wide[..., :2]}, "log_odds"),
-        ({"entries": entries[:1]}, r"entries: expected .* \[2\] or more"),
-        ({"node_limits": NodeLimits(numbers, numbers[:1])}, "limits"),
-        ({"drafts": tokens[:, :3]}, "drafts: expected"),
-        ({"log_odds": wide, "out": TreeBuffers(2, 4, "cpu")}, "out: must be ScoredTrees"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            given: dict[str, Any] = {"out": ScoredTrees(2, 4, "cpu"), **changed}
-            build_tree(*arguments, explored.log_probs, **given)
-
-
 def test_buffers_too_small_too_large_or_elsewhere_are_refused(device: torch.device) -> None:
-    inputs = on(device, random_search(2, 3, 4))
-    with pytest.raises(ValueError, match=r"^tokens: "):
-        many = (part.repeat(1, 1, 200) for part in inputs)
-        build_tree(roots(2).to(device), *many, TreeBuffers(2, 5, device))
-    for out in (TreeBuffers(1, 5, device), TreeBuffers(2, 5, "meta")):
-        with pytest.raises(ValueError, match=r"\bout\b"):
-            build_tree(roots(2).to(device), *inputs, out)
+    explored = random_search(2, 3, 4)
+    entries, numbers = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)
+    drafts = torch.zeros(2, 4, dtype=torch.int64)
+    many = [part.repeat(1, 1, 200) for part in on(device, explored)]
+    limits = NodeLimits(numbers.to(device), numbers.to(device))
+    good = {
+        **dict(zip(("tokens", "back_pointers", "log_probs"), on(device, explored), strict=True)),
+        **{"root_tokens": roots(2).to(device), "out": ScoredTrees(2, 4, device)},
+        **{"entries": entries.to(device), "node_limits": limits, "drafts": drafts.to(device)},
+    }
+    build_tree(**good)
+    for changed, named in (
+        ({"tokens": many[0]}, "tokens: 2400 candidates per request, at most 2048"),
+        ({"log_odds": many[2]}, "log_odds"),
+        ({"entries": good["entries"][:1]}, r"entries: expected .* \[2\] or more"),
+        ({"node_limits": limits._replace(limits=limits.limits[:1])}, "limits"),
+        ({"drafts": good["drafts"][:, :3]}, "drafts: expected"),
+        ({"out": ScoredTrees(2, 4, "meta")}, "out"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{named}"):
+            build_tree(**{**good, **changed})
     assert LONGEST_PATH * (TOP_TOKENS + MOST_MATCHES) <= MAX_CANDIDATES
     for max_nodes in (0, 128, -1):
         with pytest.raises(ValueError, match=r"^max_nodes must be 1 to 127"):

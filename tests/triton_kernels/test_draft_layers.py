@@ -208,7 +208,7 @@ GOOD: dict[Any, dict[str, Any]] = {
         (draft_layer, {"out": torch.zeros(65, 6)}, "out: 1 to 64 rows"),
         (draft_layer, {"first": Product(X[:3], W)}, "first.x: has 3 rows"),
         (draft_layer, {"bias": torch.zeros(5)}, "bias"),
-        (draft_layer, {"first": Product(X, torch.zeros(8, 8)), "out": X}, "one of the inputs"),
+        (draft_layer, {"first": Product(X, torch.zeros(8, 8)), "out": X}, "out: is also first.x"),
         (gated_cell, {"out": X}, "out: is also embedded.x"),
         (gated_cell, {"embedded": Rows(torch.zeros(4, 7))}, "embedded.x: expected"),
         (gated_cell, {"weight": torch.zeros(8, 16)}, "weight: expected"),

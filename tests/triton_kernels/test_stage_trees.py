@@ -12,8 +12,7 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
-from vllm_redrafter.triton_kernels.rope_positions import add_depths
-from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, add_depths, stage_trees
 
 SENTINEL = -77
 

@@ -36,7 +36,11 @@ from vllm_redrafter.heads.speculators import LstmSpeculator, MlpSpeculator  # no
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search  # noqa: E402
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs  # noqa: E402
 from vllm_redrafter.tree.sharding import VocabularyShard  # noqa: E402
-from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree  # noqa: E402
+from vllm_redrafter.triton_kernels.build_tree import (  # noqa: E402
+    NodeLimits,
+    ScoredTrees,
+    build_tree,
+)
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS  # noqa: E402
 
 HIDDEN, VOCAB = 16, 70
@@ -278,12 +282,14 @@ def test_so_many_launches_draft_five_levels_in_a_graph(
 @pytest.mark.skipif(not ON_GPU, reason="torch's sync debug mode needs a GPU")
 def test_a_draft_does_not_wait_on_a_gpu() -> None:
     search = DraftSearch(head_of("recurrent"), embedding(), embedding(), SHAPE, max_requests=3)
-    inputs, trees = requests(3), TreeBuffers(3, 6, DEVICE)
+    inputs, trees, entries = requests(3), ScoredTrees(3, 6, DEVICE), torch.arange(3, device=DEVICE)
+    limits, drafts = NodeLimits(*torch.zeros(2, 3, device=DEVICE).int()), entries.repeat(6, 1).T
 
     def draft() -> None:
         found, _ = search.explore(*inputs)
         scores = candidate_log_probs(found, "beams")
-        build_tree(inputs[1], found.tokens, found.back_pointers, scores, out=trees)
+        explored = found.tokens, found.back_pointers, scores
+        build_tree(inputs[1], *explored, trees, entries, limits, drafts.contiguous())
 
     draft()  # compiles the kernels
     torch.cuda.synchronize()

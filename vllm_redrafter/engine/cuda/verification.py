@@ -21,8 +21,7 @@ from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, TreeBuffers
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
-from vllm_redrafter.triton_kernels.rope_positions import add_depths
-from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, add_depths, stage_trees
 
 if TYPE_CHECKING:
     from vllm_redrafter.engine.cuda.budget import TreeBudget

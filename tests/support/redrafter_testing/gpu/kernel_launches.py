@@ -37,9 +37,8 @@ from vllm_redrafter.triton_kernels.join_matches import (
 from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
-from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.speculator_cell import WIDEST, speculator_cell
-from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, add_depths, stage_trees
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 
 CONTEXT = 4096

@@ -361,8 +361,7 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     longest = speculator.lengths[-1]
 
     def drafted() -> list[torch.Tensor]:
-        trees = speculator.trees
-        fields = (trees.tokens, trees.parents, trees.depths, trees.num_nodes, trees.ancestors)
+        fields = speculator.trees.fields
         return [speculator.drafts[0].clone(), *(field[entry].clone() for field in fields)]
 
     searches = speculator.searches
