@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
 
 from redrafter_testing.models.checkpoints import edit_config
-from redrafter_testing.models.families.experts import MIXTRAL
+from redrafter_testing.models.families import MIXTRAL
 from redrafter_testing.models.tiny_models import make_drafter
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints import drafter_files

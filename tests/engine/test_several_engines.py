@@ -9,7 +9,7 @@ import pytest
 from redrafter_testing.engines import front_end, interpreted_engine
 from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.engines.server import free_port
-from redrafter_testing.models.families.experts import MIXTRAL
+from redrafter_testing.models.families import MIXTRAL
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from redrafter_testing.engines import timed_experts
 from redrafter_testing.engines.cpu_engine import cpu_engine
-from redrafter_testing.models.families.experts import EXPERTS_PER_ROW, MIXTRAL
+from redrafter_testing.models.families import EXPERTS_PER_ROW, MIXTRAL
 from redrafter_testing.models.tiny_models import make_drafter
 
 pytestmark = pytest.mark.engine

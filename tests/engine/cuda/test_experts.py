@@ -9,7 +9,7 @@ import pytest
 from redrafter_testing.engines import budgets, inside_worker, timed_experts
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
-from redrafter_testing.models.families.experts import EXPERTS_PER_ROW, MIXTRAL
+from redrafter_testing.models.families import EXPERTS_PER_ROW, MIXTRAL
 from redrafter_testing.models.tiny_models import make_drafter
 
 pytestmark = pytest.mark.engine

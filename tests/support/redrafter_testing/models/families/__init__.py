@@ -2,14 +2,17 @@
 """The families of targets that are shown to be served: docs/compatibility.md, "Targets"."""
 
 from redrafter_testing.models.families.audio import AUDIO
-from redrafter_testing.models.families.dense import DENSE
-from redrafter_testing.models.families.experts import EXPERTS
-from redrafter_testing.models.families.family import Family
+from redrafter_testing.models.families.family import Family, families
 from redrafter_testing.models.families.gemma import GEMMA
 from redrafter_testing.models.families.quantised import QUANTISED
 from redrafter_testing.models.families.vision import VISUAL
 
-FAMILIES: tuple[Family, ...] = (*DENSE, *EXPERTS, *AUDIO, *VISUAL, *GEMMA, *QUANTISED)
+EXPERTS = families("experts")
+FAMILIES: tuple[Family, ...] = (
+    *(*families("dense"), *EXPERTS, *AUDIO, *VISUAL, *GEMMA, *QUANTISED),
+)
+MIXTRAL, EXPERTS_PER_ROW = EXPERTS[0], 2
+"""Of experts."""
 
 
 def families_on(engine: str) -> list[Family]:

@@ -2,12 +2,14 @@
 """A family of targets: a small random one of it, and what is asked of it."""
 
 import random
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -92,10 +94,32 @@ class Family:
         return f"{self.architecture}: {self.feature}" if self.feature else self.architecture
 
 
-def random_family(architecture: str, config: Any, feature: str = "", **rest: Any) -> Family:
-    """A target of random weights with this configuration."""
-    sizes = {"hidden_size": config.get_text_config().hidden_size, **rest}
-    return Family(architecture, partial(make_random_target, config), feature, **sizes)
+TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
+
+
+def families(kind: str) -> tuple[Family, ...]:
+    """Those of families.toml under this name."""
+    return tuple(random_family(**entry) for entry in TABLE[kind])
+
+
+def random_family(
+    architecture: str,
+    config: str,
+    feature: str = "",
+    sizes: Mapping[str, Any] | None = None,
+    without: Sequence[str] = (),
+    is_bare: bool = False,
+    engines: Sequence[str] = ("cpu", "v2"),
+) -> Family:
+    """A target of random weights with this configuration of transformers'.
+
+    It has SIZES, but for some, or none of them where it `is_bare`; and sizes of its own.
+    """
+    common = {} if is_bare else {n: size for n, size in SIZES.items() if n not in without}
+    made = getattr(transformers, config)(**common | dict(sizes or {}))
+    hidden = made.get_text_config().hidden_size
+    make = partial(make_random_target, made)
+    return Family(architecture, make, feature, hidden_size=hidden, engines=tuple(engines))
 
 
 def rename_weights(folder: Path, new: str, old: str) -> None:

@@ -15,34 +15,16 @@ from redrafter_testing.models.families.family import (
     SIZES,
     Family,
     Questions,
+    families,
     random_family,
     rename_weights,
     word_tokenizer,
 )
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-WINDOWS = {**SIZES, "layer_types": [SLIDING, FULL], "sliding_window": 32}
-GEMMA3 = {**WINDOWS, "query_pre_attn_scalar": 64}
-GEMMA4 = {**WINDOWS, "head_dim": 256, "global_head_dim": 512}
-EFFICIENT = {
-    **GEMMA4,
-    "num_hidden_layers": 3,
-    "layer_types": [SLIDING, FULL, FULL],
-    "num_kv_shared_layers": 1,
-    "use_double_wide_mlp": True,
-    "hidden_size_per_layer_input": 16,
-    "vocab_size_per_layer_input": SIZES["vocab_size"],
-}
-EXPERTS = {
-    **GEMMA4,
-    "hidden_size_per_layer_input": 0,
-    "num_key_value_heads": 2,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "enable_moe_block": True,
-    "num_experts": 8,
-    "top_k_experts": 2,
-    "moe_intermediate_size": 32,
+GEMMA3 = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 32,
+    "query_pre_attn_scalar": 64,
 }
 
 WORDS = 4
@@ -65,7 +47,9 @@ def make_seeing_gemma3(folder: Path) -> Path:
         "initializer_range": 0.3,
     }
     config = transformers.Gemma3Config(
-        text_config=transformers.Gemma3TextConfig(**{**GEMMA3, "vocab_size": len(tokenizer)}),
+        text_config=transformers.Gemma3TextConfig(
+            **{**SIZES, **GEMMA3, "vocab_size": len(tokenizer)}
+        ),
         vision_config=vision,
         mm_tokens_per_image=IMAGE_TOKENS,
         boi_token_index=tokenizer.boi_token_id,
@@ -114,8 +98,9 @@ class Seeing(Questions):
 GEMMA = (
     random_family(
         "Gemma3ForCausalLM",
-        transformers.Gemma3TextConfig(**GEMMA3),
+        "Gemma3TextConfig",
         "a sliding window in every other layer",
+        GEMMA3,
     ),
     Family(
         "Gemma3ForConditionalGeneration",
@@ -130,14 +115,5 @@ GEMMA = (
         },
         is_prefix_lm=True,
     ),
-    random_family(
-        "Gemma4ForCausalLM",
-        transformers.Gemma4TextConfig(**EFFICIENT),
-        "heads of 256 and 512, K and V shared by layers, embeddings of each layer",
-    ),
-    random_family(
-        "Gemma4ForCausalLM",
-        transformers.Gemma4TextConfig(**EXPERTS),
-        "experts, K for V in every other layer",
-    ),
+    *families("gemma4"),
 )
