@@ -76,7 +76,7 @@ def test_evaluate_prints_and_writes(target: Path, data: Path, tmp_path: Path) ->
     drafter = tmp_path / "drafter"
     run(job(target, data, drafter))
     shutil.rmtree(drafter / "checkpoints")
-    grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6"]
+    grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6", "--stream=2"]
     command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4"]
     result = CliRunner().invoke(app, [*command, *grid, f"--json={tmp_path / 'figures.json'}"])
     assert result.exit_code == 0, result.output
@@ -95,9 +95,13 @@ def test_evaluate_prints_and_writes(target: Path, data: Path, tmp_path: Path) ->
     trained = read_config(str(drafter))["training"]["result"]["tokens_per_step"]
     assert figures["results"][-1]["tokens_per_step"] == pytest.approx(trained)
     assert figures["costs"] == {"assumed": {"draft": 0.02, "verify": 0.005}}
-    alone = figures["tokens_per_step_of_matches_alone"]
-    assert figures["tokens_per_step_with_matches"] >= alone > 1
-    assert f"without a drafter: {alone:.2f}." in printed
+    both, own, alone = (
+        figures["tokens_per_step_with_matches"][name]
+        for name in ("drafter, own text, earlier answers", "drafter, own text", "own text")
+    )
+    assert own["all"] >= alone["all"] > 1 and len(both["by_block"]) == 2
+    assert both["by_block"][0] == own["by_block"][0]
+    assert f"{both['all']:.2f} │ {both['second_half']:.2f}" in printed
 
 
 def test_evaluate_records_the_shape_that_it_recommends(

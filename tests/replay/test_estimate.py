@@ -8,13 +8,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from redrafter_testing.models.cycle_language import CycleTarget, rows
+from redrafter_testing.models.cycle_language import CycleTarget
 from redrafter_testing.models.training_data import answered
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.replay.batches import TextBatch
-from vllm_redrafter.replay.estimate import Acceptance, estimate_acceptance, estimate_matches
+from vllm_redrafter.replay.estimate import (
+    Acceptance,
+    estimate_acceptance,
+    estimate_matches,
+    estimate_stream,
+)
 from vllm_redrafter.replay.target import read_target
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.policy import search_shape
@@ -105,21 +110,6 @@ def test_replay_is_that_of_one_answer_at_a_time(
     assert expected.by_depth[0] > 0
 
 
-def test_what_the_text_went_on_with_before_is_accepted_beside_the_draft() -> None:
-    """A drafter that knows nothing, and a text that repeats with a period of ten."""
-    torch.manual_seed(5)
-    drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
-    text = rows(num=10, length=45, prompt=25)
-    config = ReDrafterConfig(8, 2, 2, context_matches=0)
-    alone = estimate_acceptance(drafter, target, text, config)
-    one = replace(config, context_matches=1)
-    both = estimate_acceptance(drafter, target, text, one)
-    assert alone.tokens == both.tokens
-    # Eight tokens of the path and one more, twice; then the last one.
-    assert both.steps == 10 * 3 < alone.steps
-    assert both.by_depth == (30, *[20] * 7)
-
-
 def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> None:
     """The text is `a b c a x a b c a`, answered from x on."""
     a, b, c, x = range(4)
@@ -130,6 +120,21 @@ def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> No
     both = replace(config, context_matches=2)
     # `a` went on with `b c a` too.
     assert estimate_matches(text, both, V) == Acceptance(2, 4, (1, 1, 1, *[0] * 5))
+
+
+def test_matches_of_own_text_and_of_the_blocks_before_are_accepted_beside_the_draft() -> None:
+    """A drafter that knows nothing, and answers of the same eight tokens, twice."""
+    torch.manual_seed(5)
+    drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
+    text = ListRows([answered([0], [2, 3, 4, 5, 6, 7, 1, 0] * 2)] * 4)
+    found = estimate_stream(drafter, target, text, ReDrafterConfig(8, 2, 2), block=2)
+    # Two rows a block. Seven tokens are new, and the others follow the 0 of the prompt.
+    assert found["own text"] == [Acceptance(16, 30, (2,) * 8)] * 2
+    # After three tokens: `0 2 3`, whose path ends with its answer, and then `1 0 2`.
+    first, second = found["own text, earlier answers"]
+    assert first == found["own text"][0] and (second.steps, second.tokens) == (6, 30)
+    own, both = found["drafter, own text"][1], found["drafter, own text, earlier answers"][1]
+    assert both.steps <= second.steps < own.steps <= 16 < found["drafter"][1].steps
 
 
 def test_rows_follow_each_other_and_count_positions_anew() -> None:

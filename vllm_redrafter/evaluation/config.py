@@ -39,6 +39,13 @@ class EvaluationConfig:
         at_least=0,
     )
 
+    stream: int = setting(
+        16,
+        "Replay matches in blocks of so many rows, in their order: earlier answers are those of "
+        "the blocks before.",
+        at_least=1,
+    )
+
     def __post_init__(self) -> None:
         check(self, "evaluation:")
 

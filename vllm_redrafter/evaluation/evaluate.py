@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from vllm_redrafter.checkpoints.acceptance import PerSampling
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
@@ -21,24 +20,17 @@ from vllm_redrafter.data.target import Target
 from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.acceptance import measure_acceptance
-from vllm_redrafter.replay.batches import batches_by_length
 from vllm_redrafter.replay.estimate import (
     Acceptance,
     compare_candidates,
-    estimate_acceptance,
-    estimate_matches,
     estimate_shapes,
+    estimate_stream,
     fewest,
 )
-from vllm_redrafter.replay.target import load_ends, load_target, read_target
-from vllm_redrafter.training.distillation import predictions
+from vllm_redrafter.replay.target import load_ends, load_target
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
-CONTEXT_MATCHES = ReDrafterConfig.context_matches
-"""Matches whose gain an evaluation measures."""
-RANKS = (1, 2, 4, 8)
-"""k of the top-k accuracies."""
 BATCH_SIZE = 16
 
 
@@ -65,22 +57,18 @@ class Evaluation:
         best: the fastest at the assumed costs.
         served: its shape, with as few candidates as lose nearly nothing.
         config: with what steps are assumed to cost.
-        accuracy: [L, RANKS] shares of positions whose token is among the drafter's best.
         acceptance: how the nodes of `served` are accepted.
-        with_matches: of `served` beside CONTEXT_MATCHES prompt-lookup (n-gram) matches.
-        matches_alone: of these without a drafter, with the same K.
         by_candidates: of the fastest shape by number of candidates, see `compare_candidates`.
+        by_block: of `served`, with and without matches, see `estimate_stream`.
     """
 
     results: list[_ShapeResult]
     best: _ShapeResult
     served: ReDrafterConfig
     config: EvaluationConfig
-    accuracy: Tensor
     acceptance: PerSampling
-    with_matches: Acceptance
-    matches_alone: Acceptance
     by_candidates: dict[int, Acceptance]
+    by_block: dict[str, list[Acceptance]]
 
 
 def shapes(
@@ -134,30 +122,6 @@ def evaluate_shapes(
     return [_ShapeResult(*result) for result in zip(grid, totals, costs, strict=True)]
 
 
-@torch.no_grad()
-def _top_accuracy(drafter: DraftHead, target: Any, rows: TextRows, num_steps: int) -> Tensor:
-    """[L, RANKS]: how often the text's token is among the drafter's best, teacher-forced.
-
-    NaN for a step that no position counts for.
-    """
-    hits, counts = torch.zeros(num_steps, len(RANKS)), torch.zeros(num_steps, 1)
-    device = target.get_input_embeddings().weight.device
-    for batch in batches_by_length(rows, 8, device, num_steps + 2):
-        outputs = read_target(target, batch, drafter.config.target_layers)
-        found = predictions(drafter, batch, outputs, num_steps)
-        labels = batch.tokens.flatten()[found.start + found.step + 1]
-        for depth in range(num_steps):
-            of_depth = (found.step == depth + 1).nonzero().squeeze(1)
-            counts[depth] += len(of_depth)
-            for part in torch.split(of_depth, 1024):
-                logits = drafter.layer_of(depth)(found.features[part])
-                kept = min(max(RANKS), logits.shape[-1])
-                best = drafter.target_tokens(logits.topk(kept, dim=-1).indices)
-                hit = best == labels[part].unsqueeze(1)
-                hits[depth] += torch.tensor([int(hit[:, :k].any(dim=1).sum()) for k in RANKS])
-    return hits / counts
-
-
 @dataclass(frozen=True)
 class EvaluationJob:
     """What to evaluate, and on what.
@@ -208,18 +172,16 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     best = max(results, key=lambda result: result.speed_up)
     by_candidates = compare_candidates(drafter, target, rows, best.shape)
     served = replace(best.shape, candidates=fewest(by_candidates))
-    beside = replace(served, context_matches=CONTEXT_MATCHES)
+    beside = replace(served, context_matches=ReDrafterConfig.context_matches)
     sampled = written.sampled[text.indices]
     return Evaluation(
         results=results,
         best=best,
         served=served,
         config=config,
-        accuracy=_top_accuracy(drafter, target, rows, max(s.beam_length for s in grid)),
         acceptance=measure_acceptance(drafter, target, rows, sampled, served),
-        with_matches=estimate_acceptance(drafter, target, rows, beside),
-        matches_alone=estimate_matches(text, beside, drafter.config.vocab_size),
         by_candidates=by_candidates,
+        by_block=estimate_stream(drafter, target, rows, beside, config.stream),
     )
 
 

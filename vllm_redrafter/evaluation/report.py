@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_redrafter.checkpoints.acceptance import acceptance_entry
-from vllm_redrafter.evaluation.evaluate import CONTEXT_MATCHES, RANKS, Evaluation
+from vllm_redrafter.evaluation.evaluate import Evaluation
+from vllm_redrafter.replay.estimate import Acceptance
 from vllm_redrafter.utils.errors import ConfigError
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
-    """Print the grid, acceptance by depth, top-k accuracy, and what to use."""
+    """Print the grid, acceptance by depth, what to use, and what matches bring."""
     table = Table(title="Tokens per target step")
     for column in ("beam width", "beam length", "K", "tokens per step", "speed-up at these costs"):
         table.add_column(column, justify="right")
@@ -34,29 +35,28 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
             style="bold green" if result is best else "",
         )
     console.print(table)
-    table = Table(title="The text's token among the drafter's best (teacher-forced)")
-    table.add_column("step", justify="right")
-    for rank in RANKS:
-        table.add_column(f"top {rank}", justify="right")
-    for step, shares in enumerate(evaluation.accuracy.tolist(), start=1):
-        table.add_row(str(step), *(f"{share:.3f}" for share in shares))
-    console.print(table)
     if evaluation.by_candidates:
         console.print(_candidates(evaluation))
     console.print(_recommendation(evaluation))
-    if evaluation.with_matches.steps:
-        console.print(_matches(evaluation))
+    table = Table(title="Tokens per target step of this shape, with prompt-lookup matches")
+    for column in ("what drafts", "all", "second half"):
+        table.add_column(column)
+    for name, found in _with_matches(evaluation).items():
+        table.add_row(name, f"{found['all']:.2f}", f"{found['second_half']:.2f}")
+    console.print(table)
 
 
-def _matches(evaluation: Evaluation) -> str:
-    """What prompt-lookup matches bring to the fastest shape, and alone."""
-    alone, both = evaluation.matches_alone, evaluation.with_matches
-    return (
-        f"Tokens per step of this shape: {evaluation.best.acceptance.tokens_per_step:.2f}; with "
-        f"{CONTEXT_MATCHES} prompt-lookup matches beside it (context_matches): "
-        f"{both.tokens_per_step:.2f}; of these alone, without a drafter: "
-        f"{alone.tokens_per_step:.2f}."
-    )
+def _with_matches(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
+    """Tokens per step by what drafts: of all blocks, of their second half, of each."""
+    found = {}
+    for name, blocks in evaluation.by_block.items():
+        half = sum(blocks[len(blocks) // 2 :], Acceptance(0, 0))
+        found[name] = {
+            "all": sum(blocks, Acceptance(0, 0)).tokens_per_step,
+            "second_half": half.tokens_per_step,
+            "by_block": [block.tokens_per_step for block in blocks],
+        }
+    return found
 
 
 def _candidates(evaluation: Evaluation) -> Table:
@@ -108,12 +108,7 @@ def _figures(evaluation: Evaluation) -> dict[str, Any]:
             str(count or "all"): acceptance.tokens_per_step
             for count, acceptance in evaluation.by_candidates.items()
         },
-        "tokens_per_step_with_matches": evaluation.with_matches.tokens_per_step,
-        "tokens_per_step_of_matches_alone": evaluation.matches_alone.tokens_per_step,
-        "top_accuracy": {
-            f"top-{rank}": evaluation.accuracy[:, column].tolist()
-            for column, rank in enumerate(RANKS)
-        },
+        "tokens_per_step_with_matches": _with_matches(evaluation),
     }
 
 

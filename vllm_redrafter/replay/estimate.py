@@ -18,13 +18,20 @@ from torch import Tensor
 
 from vllm_redrafter.budget.match_acceptance import prior_acceptance
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
-from vllm_redrafter.data.rows import TextRows
+from vllm_redrafter.data.rows import ListRows, TextRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.batches import TextBatch, batches_by_length
 from vllm_redrafter.replay.target import TargetOutputs, read_target
 from vllm_redrafter.tree.acceptance import accept_path
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.context_matches import find_matches, with_matches
+from vllm_redrafter.tree.earlier_answers import (
+    EarlierAnswers,
+    entered,
+    find_earlier,
+    merged,
+    num_places,
+)
 from vllm_redrafter.tree.policy import candidate_log_probs, search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -35,6 +42,8 @@ LOSS_ALLOWED = 0.005
 
 Search = Callable[[Tensor, Tensor], ExploredNodes]
 """Callback(row, root), the places tokens[row, root] of A roots, both [A] int64."""
+Earlier = Sequence[tuple[Sequence[int], int]]
+"""Earlier answers, the oldest first: tokens, and the partition, which is 0 in a replay."""
 Observer = Callable[[ExploredNodes, Tensor], None]
 """Callback(explored, written), with the text behind the roots: [A, L], -1 beyond its end."""
 
@@ -84,6 +93,7 @@ def estimate_shapes(
     batch_size: int = 16,
     observe: Observer | None = None,
     on_replay: Callable[[], None] = lambda: None,
+    earlier: Earlier = (),
 ) -> list[Acceptance]:
     """Replay the decoding of text that the transformers model `target` wrote, in several shapes.
 
@@ -93,22 +103,57 @@ def estimate_shapes(
         batch_size: rows read by the target at once.
         observe: is called with each step's searches.
         on_replay: called when a batch has been replayed with a shape.
+        earlier: answers of which matches draft from the `earlier_answers` newest too.
     """
     totals = [Acceptance(0, 0)] * len(shapes)
-    embed = target.get_input_embeddings()
+    embed, vocab_size = target.get_input_embeddings(), drafter.config.vocab_size
     for batch in batches_by_length(rows, batch_size, embed.weight.device):
         outputs = read_target(target, batch, drafter.config.target_layers)
         for index, shape in enumerate(shapes):
             search = _search(drafter, embed, outputs, batch, shape)
-            totals[index] += _replay(batch, shape, drafter.config.vocab_size, search, observe)
+            totals[index] += _replay(batch, shape, vocab_size, search, observe, earlier)
             on_replay()
     return totals
 
 
-def estimate_matches(rows: TextRows, shape: ReDrafterConfig, vocab_size: int) -> Acceptance:
+def estimate_matches(
+    rows: TextRows, shape: ReDrafterConfig, vocab_size: int, earlier: Earlier = ()
+) -> Acceptance:
     """Replay the decoding of text with prompt-lookup matches alone, without a drafter."""
     batches = batches_by_length(rows, 64, "cpu")
-    return sum((_replay(batch, shape, vocab_size) for batch in batches), Acceptance(0, 0))
+    replays = (_replay(batch, shape, vocab_size, earlier=earlier) for batch in batches)
+    return sum(replays, Acceptance(0, 0))
+
+
+def estimate_stream(
+    drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig, block: int
+) -> dict[str, list[Acceptance]]:
+    """Replay a stream by blocks of rows, each with the answers of the blocks before it.
+
+    Acceptance in each block, by what drafts: the drafter; beside it the matches of `shape`, of own
+    text alone and of earlier answers too; and these without a drafter.
+    """
+    own, vocab_size = replace(shape, earlier_answers=0), drafter.config.vocab_size
+    alone = replace(own, context_matches=0)
+    found: dict[str, list[Acceptance]] = {}
+    earlier: list[tuple[Sequence[int], int]] = []
+    for start in range(0, len(rows), block):
+        some = ListRows(rows[at] for at in range(start, min(start + block, len(rows))))
+        drafted = estimate_shapes(drafter, target, some, [alone, own, shape], earlier=earlier)
+        by_name = {
+            "drafter": drafted[0],
+            "drafter, own text": drafted[1],
+            "drafter, own text, earlier answers": drafted[2],
+            "own text": estimate_matches(some, own, vocab_size),
+            "own text, earlier answers": estimate_matches(some, shape, vocab_size, earlier),
+        }
+        for name, acceptance in by_name.items():
+            found.setdefault(name, []).append(acceptance)
+        for row in some:
+            _, firsts, lasts = _answers(row.generated[None])
+            pairs = zip(firsts.tolist(), lasts.tolist(), strict=True)
+            earlier += [(row.tokens[a : b + 1].tolist(), 0) for a, b in pairs]
+    return found
 
 
 def compare_candidates(
@@ -160,6 +205,7 @@ def _replay(
     vocab_size: int,
     search: Search | None = None,
     observe: Observer | None = None,
+    earlier: Earlier = (),
 ) -> Acceptance:
     """Decode all answers of a batch at once, as the engine would.
 
@@ -169,6 +215,8 @@ def _replay(
     depth = max(shape.beam_length if search else 0, of_matches)
     rows, roots, lasts = _answers(batch.generated)
     ahead = torch.arange(1, depth + 2, device=batch.tokens.device)
+    most = shape.earlier_answers
+    kept = entered(earlier if most else (), most, num_places(most))
     steps = tokens = 0
     by_depth = torch.zeros(depth, dtype=torch.int64)
     while (running := (roots < lasts).nonzero().squeeze(1)).numel():
@@ -185,7 +233,7 @@ def _replay(
                 observe(explored, written[:, : explored.tokens.shape[1]])
             explored = replace(explored, log_probs=candidate_log_probs(explored, shape.tree))
         if shape.context_matches:
-            explored = _with_matches(explored, text, root, shape, vocab_size)
+            explored = _with_matches(explored, text, root, shape, vocab_size, kept)
         accepted = _accepted_depth(explored, batch.tokens[row, root], written, shape)
         output = torch.minimum(accepted + 1, last - root)
         roots[running] += output
@@ -207,11 +255,21 @@ def _answers(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _with_matches(
-    explored: ExploredNodes, text: Tensor, root: Tensor, shape: ReDrafterConfig, vocab_size: int
+    explored: ExploredNodes,
+    text: Tensor,
+    root: Tensor,
+    shape: ReDrafterConfig,
+    vocab_size: int,
+    earlier: EarlierAnswers,
 ) -> ExploredNodes:
-    """The search and the matches in the texts [A, T], each of which ends at its root."""
-    matches = find_matches(text, root + 1, shape.context_matches, shape.path_length, vocab_size)
+    """The search and the matches of the texts [A, T], each of which ends at its root."""
+    paths = shape.context_matches, shape.path_length
+    matches = find_matches(text, root + 1, *paths, vocab_size)
     prior = torch.from_numpy(prior_acceptance(shape.path_length)).float().to(text.device)
+    if len(earlier.tokens):
+        one = torch.zeros_like(root)
+        found = find_earlier(earlier, text, root + 1, one, paths, vocab_size)
+        matches = merged(matches, found, prior)
     return with_matches(explored, matches, prior)
 
 

@@ -18,7 +18,8 @@ from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import Row
-from vllm_redrafter.evaluation.evaluate import CONTEXT_MATCHES, EvaluationJob, evaluate
+from vllm_redrafter.evaluation.evaluate import EvaluationJob, evaluate
+from vllm_redrafter.replay.estimate import Acceptance
 from vllm_redrafter.training.plan import TrainingJob
 from vllm_redrafter.training.run import train
 from vllm_redrafter.training.training_config import TrainingConfig
@@ -70,13 +71,14 @@ def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
     folder, rows = written
     evaluation = evaluate(EvaluationJob(str(target), str(trained), (folder,), [SHAPE]))
     [result] = evaluation.results
-    found = {0: result.acceptance, CONTEXT_MATCHES: evaluation.with_matches}
+    with_matches = sum(evaluation.by_block["drafter, own text"], Acceptance(0, 0))
+    found = {0: result.acceptance, SHAPE.context_matches: with_matches}
     assert 1.5 < found[0].tokens_per_step < 5
 
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False)
     prompts = [row.input_ids[:PROMPT_LENGTH] for row in rows]
     for matches, acceptance in found.items():
-        shape = replace(SHAPE, adaptive=False, context_matches=matches)
+        shape = replace(SHAPE, adaptive=False, context_matches=matches, earlier_answers=0)
         with cpu_engine(target, speculative_config={"model": str(trained), **asdict(shape)}) as llm:
             answers = llm.run(Workload(prompts, [params] * len(prompts)))
             stats = llm.rpc("redrafter_stats")[0]
