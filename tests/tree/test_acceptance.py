@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from decoding_step import Node, walk
 from redrafter_testing.algorithm import naive
 from redrafter_testing.algorithm.naive import Prefix
 from redrafter_testing.algorithm.tree_batches import grown_tree, token_trees
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
-from vllm_redrafter.tree.step import Node, walk
 from vllm_redrafter.tree.token_tree import TokenTree
 
 VOCAB = 3

@@ -2,8 +2,8 @@
 """One decoding step of one request, as plain as it can be said: begin here to read this package.
 
 The engines do the same for all requests at once, in kernels or compiled loops; tests hold them to
-this text. It leaves out tree policies (`policy.py`), matches of the text (`context_matches.py`) and
-which search and nodes are worth their time (`budget/`).
+this text. It leaves out tree policies (`tree/policy.py`), matches of texts
+(`tree/context_matches.py`) and which search and nodes are worth their time (`budget/`).
 """
 
 from collections.abc import Callable, Sequence

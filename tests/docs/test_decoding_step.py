@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from decoding_step import Node, Sample, Tree, ancestors, best_nodes, step
+from decoding_step import beam_search as plain_search
 from redrafter_testing.models.tiny_models import make_small_target
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import beam_search
-from vllm_redrafter.tree.step import Node, Sample, Tree, ancestors, best_nodes, step
-from vllm_redrafter.tree.step import beam_search as plain_search
 from vllm_redrafter.tree.token_tree import TokenTree
 
 VOCAB, PROMPT = 12, [3, 9, 5, 2, 6]
@@ -22,7 +22,7 @@ SHAPE = ReDrafterConfig(7, beam_width=3, beam_length=3)
 
 
 class Llama:
-    """See `step.Target`: transformers' model and cache."""
+    """See `decoding_step.Target`: transformers' model and cache."""
 
     def __init__(self, folder: Path, prompt: Sequence[int]) -> None:
         self.passes = 0
