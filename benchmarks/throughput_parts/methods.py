@@ -98,7 +98,8 @@ def plan(
     methods = [Method("plain", "", None)]
     if plain_again:
         methods.append(Method("plain again", "", None))
-    methods += map(_other, others)
+    known = [_other(config) for config in others]
+    methods += [_told_apart(method, known) for method in known]
     counts = dict.fromkeys(shape.num_speculative_tokens for shape in adaptive if matches_alone)
     ours: list[tuple[str, str, dict[str, Any]]] = [
         ("matches alone", str(k), {"method": "redrafter", "num_speculative_tokens": k})
@@ -115,8 +116,8 @@ def plan(
     labels = [method.label for method in methods]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise InputError(
-            f"{twice[0]} is given twice: a comparison knows methods by their names, models, "
-            "numbers of tokens and settings; leave one out"
+            f"{twice[0]} is given twice: a comparison knows methods by their names and settings; "
+            "leave one out"
         )
     return methods
 
@@ -140,6 +141,14 @@ def _other(config: Mapping[str, Any]) -> Method:
         )
     model = [Path(config["model"]).name] if isinstance(config.get("model"), str) else []
     return Method(name, ", ".join([*model, str(tokens)]), dict(config))
+
+
+def _told_apart(method: Method, others: Sequence[Method]) -> Method:
+    """The method, its shape with those settings in which others of its name and size differ."""
+    alike = [other.speculative_config or {} for other in others if other.label == method.label]
+    own = (method.speculative_config or {}).items()
+    apart = [f"{k} {v}" for k, v in own if any(config.get(k) != v for config in alike)]
+    return replace(method, shape=", ".join([method.shape, *apart]))
 
 
 def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
