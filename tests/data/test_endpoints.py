@@ -25,7 +25,7 @@ from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import DatasetInfo
 from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
-from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, SamplingSettings
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -79,12 +79,12 @@ class Run:
     def __init__(self, target: Path, output: Path) -> None:
         self.target, self.output, self._said = target, output, io.StringIO()
 
-    def __call__(self, *servers: FakeServer, seconds: float = 20.0) -> GenerationSummary:
-        console, limits = Console(file=self._said, width=1000), EndpointSettings(None, seconds)
+    def __call__(self, *servers: FakeServer) -> GenerationSummary:
+        console = Console(file=self._said, width=1000)
         addresses = [server.address for server in servers]
 
         def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
-            return EndpointEngine(addresses, target, settings, limits, self.output, console)
+            return EndpointEngine(addresses, target, settings, None, self.output, console)
 
         return generate_data(str(self.target), PROMPTS, self.output, start, SETTINGS, console)
 
@@ -127,12 +127,13 @@ def test_servers_write_what_an_engine_in_this_process_writes(
 
 
 def test_servers_that_fail_or_take_too_long_are_left_out_and_the_others_answer(
-    serve: Serve, run: Run, expected: dict[str, bytes]
+    serve: Serve, run: Run, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoints, "ANSWER_SECONDS", 1.0)
     steady, failing, dead = serve(), serve(failure=answers_from(4)), serve()
     slow = serve(failure=lambda body: "seed" in body and time.sleep(3))
     dead.die()
-    run(dead, failing, slow, steady, seconds=1.0)
+    run(dead, failing, slow, steady)
     assert content(run.output) == expected
     assert re.fullmatch("status 500: .*an assertion failed", run.left_out(failing))
     assert "Connection error" in run.left_out(dead)
@@ -193,7 +194,7 @@ def test_the_command_asks_all_servers(
         (["--endpoint=http://a:1", "--dtype=float32"], "--dtype: the servers that --endpoint"),
         (["--endpoint=http://a:1", "--drafter=d"], "--drafter: the servers that --endpoint"),
         (["--endpoint=nowhere"], "--endpoint nowhere: not the address of a server"),
-        (["--request-timeout=3"], "--request-timeout: of --endpoint; leave it out"),
+        (["--served-name=a"], "--served-name: of --endpoint; leave it out"),
         (["--spec-tokens=4"], "--spec-tokens is for --drafter: give both or neither"),
     ],
 )
@@ -210,9 +211,9 @@ def check(target: Path, tmp_path: Path, serve: Serve) -> Callable[..., str]:
 
     def look(length: int | None = None, served_name: str | None = None, **values: Any) -> str:
         settings = GenerationSettings(SamplingSettings(max_model_len=length))
-        limits, console = EndpointSettings(served_name), Console(file=io.StringIO())
+        console = Console(file=io.StringIO())
         address, opened = serve(**values).address, Target.open(target)
-        engine = EndpointEngine([address], opened, settings, limits, tmp_path, console)
+        engine = EndpointEngine([address], opened, settings, served_name, tmp_path, console)
         engine.close()
         return engine._servers[0].model
 

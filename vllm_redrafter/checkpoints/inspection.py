@@ -63,31 +63,6 @@ class _Inspection:
         each = self.num_bytes / max(self.num_parameters, 1)
         return round(each * parameters_read(self.config, self.levels))
 
-    def facts(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return {
-            "checkpoint": self.checkpoint,
-            "family": self.config.model_type,
-            "source": self.source,
-            "licence": self.licence,
-            "draft": {"levels": self.levels, "bytes": self._draft_bytes},
-            "sizes": asdict(self.config),
-            "tensors": [asdict(tensor) for tensor in self.tensors],
-            "parameters": self.num_parameters,
-            "bytes": self.num_bytes,
-            "draft_vocabulary": {
-                "tokens": self.config.num_ranked_tokens,
-                "of": self.config.vocab_size,
-            },
-            "advice": self.config.advice,
-            "target": {
-                "hidden_size": self.config.hidden_size,
-                "vocab_size": self.config.vocab_size,
-                "verifier": self.verifier,
-            },
-            "training": self.training,
-        }
-
 
 def inspect_checkpoint(model: str) -> _Inspection:
     """Read and check what a checkpoint says of itself."""

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_redrafter.cli.options import TargetName, is_given, quiet_vllm
-from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, PromptSettings
+from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vllm_redrafter.data.target import Target
 
 OF_THE_SERVERS = ("drafter", "spec_tokens", "dtype", "tensor_parallel_size", "engine_args")
 """Options that mean nothing with --endpoint: the servers were started with them."""
-OF_ENDPOINTS = ("served_name", "request_timeout")
-"""Options that mean nothing without --endpoint."""
 
 
 def make_prompts(
@@ -62,7 +58,6 @@ def generate_data(
         ),
     ],
     settings: GenerationSettings,
-    endpoints: EndpointSettings,
     split: Annotated[
         str | None, typer.Option(help="Split of a hub dataset.", show_default="train")
     ] = None,
@@ -71,6 +66,13 @@ def generate_data(
         typer.Option(
             metavar="URL[,URL...]",
             help="Let these running servers of vllm serve answer, such as http://localhost:8000.",
+        ),
+    ] = None,
+    served_name: Annotated[
+        str | None,
+        typer.Option(
+            help="With --endpoint: the name that the servers give the target.",
+            show_default="that of TARGET",
         ),
     ] = None,
 ) -> None:
@@ -87,7 +89,7 @@ def generate_data(
 
     if is_given(context, "spec_tokens") and settings.drafter is None and not endpoint:
         raise ConfigError("--spec-tokens is for --drafter: give both or neither")
-    for option in OF_THE_SERVERS if endpoint else OF_ENDPOINTS:
+    for option in OF_THE_SERVERS if endpoint else ("served_name",):
         if is_given(context, option):
             name = option.replace("_", "-")
             reason = "the servers that --endpoint gives decide it" if endpoint else "of --endpoint"
@@ -96,7 +98,10 @@ def generate_data(
 
     def start(target: Target, settings: GenerationSettings) -> Any:
         if endpoint:
-            return _ask_servers(target, ",".join(endpoint), output, settings, endpoints, console)
+            from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
+
+            addresses = parsed_addresses(",".join(endpoint))
+            return EndpointEngine(addresses, target, settings, served_name, output, console)
         console.print(f"starting the engine with {target.name}", markup=False)
         return _start_vllm(target, settings)
 
@@ -117,16 +122,3 @@ def _start_vllm(target: Target, settings: GenerationSettings) -> Any:
     if engine.advice is not None:
         typer.secho(engine.advice, err=True)
     return engine
-
-
-def _ask_servers(
-    target: Target,
-    given: str,
-    output: Path,
-    settings: GenerationSettings,
-    endpoints: EndpointSettings,
-    console: Console,
-) -> Any:
-    from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
-
-    return EndpointEngine(parsed_addresses(given), target, settings, endpoints, output, console)

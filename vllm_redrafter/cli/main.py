@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: commands import what they need when they run, so that `--help` is quick."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -260,7 +259,6 @@ def _inspect(
             "is 1 if it does not."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same facts as JSON.")] = False,
 ) -> None:
     """Say what a drafter's checkpoint is: sizes, tensors, targets, training."""
     from rich.console import Console
@@ -273,13 +271,9 @@ def _inspect(
     configuration = inspection.target_of(target) if target else None
     differences = misfits_of(found.config, configuration) if target else []
     step = step_bytes(configuration) if target and not differences else None
-    if as_json:
-        check = {"target_check": {"target": target, "differences": differences, "step_bytes": step}}
-        typer.echo(json.dumps(found.facts() | (check if target else {}), indent=2))
-    else:
-        fitting = target if target and not differences else None
-        inspection.print_inspection(Console(), found, fitting, step)
+    fitting = target if target and not differences else None
+    inspection.print_inspection(Console(), found, fitting, step)
     if differences:
         raise ConfigError(f"the drafter does not fit {target!r}: {'; '.join(differences)}")
-    if target and not as_json:
+    if target:
         typer.echo(f"the drafter fits {target}")

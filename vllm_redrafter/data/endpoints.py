@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import openai
 from rich.console import Console
 
-from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, SamplingSettings
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
@@ -27,6 +27,8 @@ T = TypeVar("T")
 RETRIES = 5
 """Of the `openai` package: after 0.5, 1, 2, 4 and 8 seconds."""
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 1800.0
+"""After which a server is left out."""
 CHECK_SECONDS = 60.0
 """For a question that the server answers without the target, retries included."""
 OF_THE_REQUEST = (400, 401, 403, 413, 422)
@@ -83,18 +85,14 @@ class EndpointEngine:
         addresses: Sequence[str],
         target: Target,
         settings: GenerationSettings,
-        endpoints: EndpointSettings,
+        served_name: str | None,
         output: Path,
         console: Console,
     ) -> None:
-        served = _ServedTarget(
-            target, settings.sampling.max_model_len, endpoints.served_name, output
-        )
+        served = _ServedTarget(target, settings.sampling.max_model_len, served_name, output)
         self._settings, self._console, self.max_model_len = settings, console, served.max_model_len
         self._loop = asyncio.new_event_loop()
-        self._clients = [
-            _Client(address, settings.sampling, endpoints.request_timeout) for address in addresses
-        ]
+        self._clients = [_Client(address, settings.sampling) for address in addresses]
         self._servers: list[_Client] = []
         self._troubles: list[str] = []
         self._tasks: set[asyncio.Task[TurnAnswer]] = set()
@@ -181,20 +179,20 @@ class _Down(Exception):
 
 
 class _Client:
-    """One server, at an address without /v1; an answer may take `seconds`, retries included.
+    """One server, at an address without /v1.
 
     `model` is its name for the target, when that is known. A question may raise a `_Down` (another
     server may answer) or a ConfigError (it is refused).
     """
 
-    def __init__(self, address: str, sampling: SamplingSettings, seconds: float) -> None:
+    def __init__(self, address: str, sampling: SamplingSettings) -> None:
         self.address, self.model, self.running = address, "", 0
-        self._sampling, self._seconds = sampling, seconds
+        self._sampling = sampling
         self._openai = openai.AsyncOpenAI(
             base_url=f"{address}/v1",
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
             max_retries=RETRIES,
-            timeout=openai.Timeout(seconds, connect=CONNECT_SECONDS),
+            timeout=openai.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
         )
 
     async def models(self) -> list[tuple[str, str, int]]:
@@ -265,7 +263,7 @@ class _Client:
         created = self._openai.completions.create(
             model=self.model, prompt=list(prompt), max_tokens=max_tokens, extra_body=NEUTRAL | asked
         )
-        return await self._ask(created, read, self._seconds)
+        return await self._ask(created, read, ANSWER_SECONDS)
 
     async def _ask(self, asked: Awaitable[Any], read: Callable[[Any], T], seconds: float) -> T:
         """What is read of an answer; failures of the server and refusals are told apart."""

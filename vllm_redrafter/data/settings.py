@@ -123,25 +123,6 @@ class GenerationSettings:
 
 
 @dataclass(frozen=True)
-class EndpointSettings:
-    """How to ask running servers (`generate-data --endpoint`)."""
-
-    served_name: str | None = setting(
-        None,
-        "With --endpoint: the name that the servers give the target.",
-        default_text="that of TARGET",
-    )
-    request_timeout: float = setting(
-        1800.0,
-        "With --endpoint: seconds that an answer may take; then the server is left out.",
-        above=0,
-    )
-
-    def __post_init__(self) -> None:
-        check(self, "endpoints:")
-
-
-@dataclass(frozen=True)
 class PromptSettings:
     """How `make-prompts` makes prompts."""
 

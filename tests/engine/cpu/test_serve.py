@@ -23,7 +23,6 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.endpoints import EndpointEngine
 from vllm_redrafter.data.generation import generate_data
 from vllm_redrafter.data.settings import (
-    EndpointSettings,
     GenerationSettings,
     SamplingSettings,
 )
@@ -143,8 +142,7 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
     said = Console(file=io.StringIO())
 
     def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
-        limits = EndpointSettings(request_timeout=60)
-        return EndpointEngine([address], target, settings, limits, tmp_path / "data", said)
+        return EndpointEngine([address], target, settings, None, tmp_path / "data", said)
 
     generate_data(str(folder), prompts, tmp_path / "data", start, settings, said)
     _, data = read_dataset(tmp_path / "data")
