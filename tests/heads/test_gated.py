@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.models.head_forms import random_head
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.heads.registry import NAMES, new_head
@@ -14,16 +15,6 @@ from vllm_redrafter.training.training_config import HeadName
 from vllm_redrafter.utils.errors import ConfigError
 
 V, H, R, W = 300, 32, 3, 4
-
-
-def random_head(config: GatedConfig) -> GatedHead:
-    torch.manual_seed(0)
-    head = GatedHead(config).double().eval().requires_grad_(False)
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    if config.draft_vocab_size is not None:
-        head.keep_tokens(torch.randperm(V)[: config.draft_vocab_size].sort().values)
-    return head
 
 
 def unit(x: Tensor) -> Tensor:
@@ -56,7 +47,8 @@ def plain_logits(tensors: dict[str, Tensor], state: Tensor, num_layers: int) -> 
     ids=str,
 )
 def test_states_and_logits_are_the_formulas(config: GatedConfig) -> None:
-    head, tensors = random_head(config), dict(random_head(config).state_dict())
+    head = random_head(config, torch.float64)
+    tensors = head.state_dict()
     hidden, first, second = torch.randn(3, R, W, H, dtype=torch.float64)
     state = head.start(head.condition(hidden), first)
     expected = plain_step(tensors, hidden, first)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redrafter_testing.models.head_forms import random_head
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.heads.gated import PackedGatedHead
 from vllm_redrafter.engine.cpu.proposer import packed
@@ -56,16 +57,6 @@ CONFIGS = {
 
 class OtherGatedHead(GatedHead):
     """Of another package: it has no form of its own, and its layers are packed."""
-
-
-def random_head(config: HeadConfig, dtype: torch.dtype = torch.float32) -> DraftHead:
-    torch.manual_seed(0)
-    head = build_head(config).to(dtype).eval().requires_grad_(False)
-    for parameter in head.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    if config.draft_vocab_size is not None:
-        head.keep_tokens(torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values)
-    return head
 
 
 def both(

@@ -4,23 +4,20 @@
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
-from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
+from redrafter_testing.engines.host_budget import host_budget
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 from vllm_redrafter.budget.acceptance import SurvivalProfile
 from vllm_redrafter.budget.planner import BLOCK, ArmChoice
-from vllm_redrafter.engine.cuda.stats import StepTimer
 
 import_interpreted("vllm_redrafter.triton_kernels.admit_nodes", "vllm_redrafter.engine.cuda.budget")
 from vllm_redrafter.engine.cuda import budget as budget_module  # noqa: E402
 from vllm_redrafter.engine.cuda.budget import TreeBudget  # noqa: E402
-from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
 
 SLOTS, K, ROWS = 8, 3, 64
 LENGTHS = (1, 3)
@@ -31,31 +28,8 @@ GOOD, BAD = [0.9, 0.8, 0.7], [0.05, 0.5, 0.5]
 def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[TreeBudget]:
     """Of 8 requests of one row each; a draft costs 0.2 of a plain step, a row nearly nothing."""
     clock = SimpleNamespace(ms=0.0)
-    monkeypatch.setattr(budget_module, "perf_counter", lambda: clock.ms / 1e3)
-    alone = SimpleNamespace(broadcast_object=lambda value, src: value)
-    for module in (adaptive_verification, budget_module):
-        monkeypatch.setattr(module, "get_tp_group", lambda: alone)
-    for name in ("Stream", "Event", "current_stream", "set_stream"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())  # all work is done when its call returns
-    states = SimpleNamespace(
-        num_speculative_steps=K,
-        device=torch.device("cpu"),
-        max_num_reqs=SLOTS,
-        req_id_to_index={str(slot): slot for slot in range(SLOTS)},
-        num_computed_tokens_np=np.full(SLOTS, 10),
-        prefill_len=SimpleNamespace(np=np.full(SLOTS, 5)),
-    )
-    query_start_loc = torch.zeros(SLOTS + 1, dtype=torch.int32)
-    made = TreeBudget(
-        states,
-        query_start_loc,
-        1,
-        ROWS,
-        meter=StepTimer(torch.device("cpu")),
-        lengths=LENGTHS,
-        trees=ScoredTrees(SLOTS + 1, K, "cpu"),
-        samples=np.zeros(SLOTS, dtype=np.bool_),
-    )
+    sizes = SLOTS, K, ROWS, LENGTHS
+    made = host_budget(monkeypatch, budget_module, lambda: clock.ms, *sizes)
     made.model.draft_costs = [np.full(SLOTS + 1, 0.2)] * len(LENGTHS)
     made.model.verify_costs = 1.0 + 0.001 * np.arange(ROWS + 1)
     made._has_tree[:] = True  # of requests that were there before

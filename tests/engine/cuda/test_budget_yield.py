@@ -9,17 +9,14 @@ the device. Requests come as in that benchmark: so many in flight, each of 48 to
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
+from redrafter_testing.engines.host_budget import host_budget
 from vllm_redrafter.engine.cuda import budget as budget_module
 from vllm_redrafter.engine.cuda.budget import TreeBudget
-from vllm_redrafter.engine.cuda.stats import StepTimer
-from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 
 WIDTH, LENGTHS, K, PROMPT = 4, (1, 3, 5), 12, 60
 MAX_ROWS, LAYERS = 20_000, 32
@@ -149,47 +146,23 @@ def fixed(count: int, sampled: bool, shape: tuple[int, int] | None, steps: int) 
     return tokens / clock.now
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for name in ("Stream", "Event", "current_stream", "set_stream"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
+def made_budget(patch: pytest.MonkeyPatch, count: int, sampled: bool, clock: Clock) -> TreeBudget:
+    sizes = count, K, MAX_ROWS, LENGTHS
+    made: TreeBudget = host_budget(patch, budget_module, lambda: clock.now, *sizes)
     torch.cuda.Event.return_value.synchronize = clock.wait  # type: ignore[attr-defined]
-    alone = SimpleNamespace(broadcast_object=lambda value, src: value)
-    for module in (adaptive_verification, budget_module):
-        monkeypatch.setattr(module, "get_tp_group", lambda: alone)
-    monkeypatch.setattr(budget_module, "perf_counter", lambda: clock.now / 1e3)
-    return clock
-
-
-def made_budget(count: int, sampled: bool) -> TreeBudget:
-    states = SimpleNamespace(
-        num_speculative_steps=K,
-        device=torch.device("cpu"),
-        max_num_reqs=count,
-        req_id_to_index={str(slot): slot for slot in range(count)},
-        num_computed_tokens_np=np.full(count, PROMPT),
-        prefill_len=SimpleNamespace(np=np.full(count, PROMPT)),
-    )
-    made = TreeBudget(
-        states,
-        torch.zeros(count + 1, dtype=torch.int32),
-        1,
-        MAX_ROWS,
-        meter=StepTimer(torch.device("cpu")),
-        lengths=LENGTHS,
-        trees=ScoredTrees(count + 1, K, "cpu"),
-        samples=np.full(count, sampled),
-    )
-    sizes = range(count + 1)
-    made.model.draft_costs = [np.array([draft_ms(n, each) for n in sizes]) for each in LENGTHS]
+    made.samples[:] = sampled
+    batches = range(count + 1)
+    made.model.draft_costs = [np.array([draft_ms(n, each) for n in batches]) for each in LENGTHS]
     made.model.verify_costs = PASS
     return made
 
 
-def adaptive(count: int, sampled: bool, steps: int, clock: Clock) -> list[tuple[float, float]]:
+def adaptive(
+    patch: pytest.MonkeyPatch, count: int, sampled: bool, steps: int
+) -> list[tuple[float, float]]:
     """Tokens and ms of each step of an engine with this budget."""
-    budget, requests = made_budget(count, sampled), Requests(count)
+    clock, requests = Clock(), Requests(count)
+    budget = made_budget(patch, count, sampled, clock)
     random = np.random.default_rng(1)
     probable, depths = np.zeros((count, K)), np.zeros((count, K), dtype=np.int32)
     done, judged = [], []
@@ -241,9 +214,9 @@ def adaptive(count: int, sampled: bool, steps: int, clock: Clock) -> list[tuple[
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("count", [1, 4, 16, 64, 256])
 def test_the_budget_yields_as_much_as_the_best_that_could_always_be_run(
-    count: int, sampled: bool, clock: Clock
+    count: int, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = {"vLLM": None, "4x4": (4, 4), "1x3": (1, 3)}
     rates = {name: fixed(count, sampled, shape, 1000) for name, shape in shapes.items()}
-    tokens, ms = np.array(adaptive(count, sampled, 1000, clock)[200:]).sum(axis=0)
+    tokens, ms = np.array(adaptive(monkeypatch, count, sampled, 1000)[200:]).sum(axis=0)
     assert tokens / ms >= 0.97 * max(rates.values()), rates

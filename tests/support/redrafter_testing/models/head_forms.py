@@ -35,12 +35,12 @@ FORMS: dict[str, HeadConfig] = {
 """By what they are. V is no multiple of a group of tokens, nor is the draft vocabulary."""
 
 
-def random_head(config: HeadConfig, seed: int = 0) -> DraftHead:
+def random_head(config: HeadConfig, dtype: torch.dtype = torch.float32) -> DraftHead:
     """A head whose beams outlive and leave one another."""
-    torch.manual_seed(seed)
-    head = build_head(config).eval().requires_grad_(False)
+    torch.manual_seed(0)
+    head = build_head(config).to(dtype).eval().requires_grad_(False)
     for parameter in head.parameters():
-        nn.init.normal_(parameter, std=0.4)
+        nn.init.normal_(parameter, std=0.3)
     if config.draft_vocab_size is not None:
         tokens = torch.randperm(config.vocab_size)[: config.draft_vocab_size]
         head.keep_tokens(tokens.sort().values)
@@ -49,6 +49,6 @@ def random_head(config: HeadConfig, seed: int = 0) -> DraftHead:
 
 def write_random(config: HeadConfig, folder: Path, dtype: torch.dtype = torch.float32) -> DraftHead:
     """Write a random head's checkpoint; returns the head."""
-    head = random_head(config).to(dtype)
+    head = random_head(config, dtype)
     save_drafter(head, folder)
     return head
