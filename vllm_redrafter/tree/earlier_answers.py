@@ -138,16 +138,18 @@ def merged(own: ContextMatches, earlier: ContextMatches, probabilities: Tensor) 
         probabilities: [MATCH_CLASSES, D] or [R, MATCH_CLASSES, D], as for `joint_scores`.
     """
     tokens, classes = (torch.cat(both, dim=1) for both in zip(own, earlier, strict=True))
-    first = probabilities.expand(len(tokens), -1, -1)[:, :, 0]
-    worth = first.gather(1, (classes - 1).clamp(min=0)).masked_fill(classes == 0, -1.0)
-    order = worth.argsort(dim=1, descending=True, stable=True)
-    tokens = tokens.gather(1, order[:, :, None].expand_as(tokens))
-    classes = classes.gather(1, order)
-    again = (tokens[:, :, None, 0] == tokens[:, None, :, 0]).tril(-1).any(dim=2)
-    kept = (again | (classes == 0)).long().argsort(dim=1, stable=True)[:, : own.tokens.shape[1]]
-    is_kept = (~again & (classes > 0)).gather(1, kept)
-    tokens = tokens.gather(1, kept[:, :, None].expand(-1, -1, tokens.shape[2]))
+    of_classes = probabilities.expand(len(tokens), -1, -1)[:, :, 0]
+    worth = of_classes.gather(1, (classes - 1).clamp(min=0)).masked_fill(classes == 0, -1.0)
+    place, (mine, others) = (
+        torch.arange(worth.shape[1]).to(worth),
+        (worth[:, :, None], worth[:, None]),
+    )
+    better = (others > mine) | ((others == mine) & (place < place[:, None]))
+    same = tokens[:, :, None, 0] == tokens[:, None, :, 0]
+    worth = worth.masked_fill((better & same).any(dim=2), -1.0)
+    best = worth.argsort(dim=1, descending=True, stable=True)[:, : own.tokens.shape[1]]
+    is_none = worth.gather(1, best) < 0
+    tokens = tokens.gather(1, best[:, :, None].expand(-1, -1, tokens.shape[2]))
     return ContextMatches(
-        tokens.masked_fill(~is_kept[:, :, None], -1),
-        classes.gather(1, kept).masked_fill(~is_kept, 0),
+        tokens.masked_fill(is_none[:, :, None], -1), classes.gather(1, best).masked_fill(is_none, 0)
     )
