@@ -23,6 +23,7 @@ from vllm_redrafter.config import TOP_TOKENS
 from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.ordered_keys import LAST_INDEX
 from vllm_redrafter.triton_kernels.top_candidates import (
+    TOP,
     ZERO_BITS,
     TopTokens,
     best_of_blocks,
@@ -49,7 +50,6 @@ def _merge_depths(
     requests,
     BLOCKS: tl.constexpr,
     KEPT: tl.constexpr,
-    TOP: tl.constexpr,
     FIRST: tl.constexpr,
     COUNT: tl.constexpr,
     MERGED_TOP: tl.constexpr,
@@ -63,18 +63,7 @@ def _merge_depths(
         of_root, its_tokens = _load_kept(
             kept_logits, kept_tokens, row, BLOCKS, KEPT, TOP, MERGED_TOP
         )
-        rank_row(
-            of_root,
-            its_tokens,
-            row,
-            top_logits,
-            top_tokens,
-            normalisers,
-            MERGED_TOP,
-            TOP,
-            FIRST,
-            ZEROS,
-        )
+        rank_row(of_root, its_tokens, row, top_logits, top_tokens, normalisers, FIRST, ZEROS)
     else:
         logit, token = _load_kept(kept_logits, kept_tokens, row, BLOCKS, KEPT, COUNT, MERGED)
         kept = is_kept(logit, token != LAST_INDEX, COUNT, ZEROS)
@@ -143,7 +132,6 @@ def choose_candidates(
         requests,
         BLOCKS=blocks,
         KEPT=kept,
-        TOP=TOP_TOKENS,
         FIRST=num,
         COUNT=count,
         MERGED_TOP=merged_top,
@@ -191,7 +179,6 @@ def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
         NUM=count,
         GROUP=rows // len(tokens),
         BLOCK=block,
-        TOP=TOP_TOKENS,
         FIRST=num,
         ZEROS=0,
         num_warps=max(1, min(4, block // 128)),

@@ -48,22 +48,17 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @triton.jit
 def add_product(
-    x,  # [.., K], rows of `x_stride`
-    x_stride,
-    x_row,  # [ROWS] int64 values: which row of x is multiplied
+    x,  # [ROWS] pointers to rows of K
     is_row,  # [ROWS]
-    weight,  # [N, K], rows of `weight_stride`
-    weight_stride,
-    column,  # [COLUMNS] int64 values: which rows of the weight
+    weight,  # [COLUMNS] pointers to rows of K: what gives the columns
     is_column,  # [COLUMNS]
     total,  # [ROWS, COLUMNS] fp32 values, added to; zeros where NORMED
     K,
-    length,  # of a normed row: sqrt(K); read where NORMED
-    epsilon,  # likewise
+    epsilon,  # of a norm; read where NORMED
     KEYS: tl.constexpr,
     NORMED: tl.constexpr,
 ):
-    """total + x[x_row] weight[column]^T, or n(x[x_row]) weight[column]^T where NORMED.
+    """total + x weight^T, or n(x) weight^T where NORMED.
 
     fp32 is multiplied as such, not as TF32.
     """
@@ -71,11 +66,11 @@ def add_product(
         squares = tl.zeros([total.shape[0]], tl.float32)
     for start in tl.range(0, K, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        of_row = x + x_row[:, None] * x_stride + key[None, :]
+        of_row = x[:, None] + key[None, :]
         is_left = is_row[:, None] & (key < K)[None, :]
         left = tl.load(of_row, mask=is_left, other=0.0)
         right = tl.load(
-            weight + column[None, :] * weight_stride + key[:, None],
+            weight[None, :] + key[:, None],
             mask=(key < K)[:, None] & is_column[None, :],
             other=0.0,
         )
@@ -90,7 +85,7 @@ def add_product(
             wide = again.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)
     if NORMED:
-        total *= (length / (tl.sqrt(squares) + epsilon))[:, None]
+        total *= (tl.sqrt_rn(K.to(tl.float32)) / (tl.sqrt(squares) + epsilon))[:, None]
     return total
 
 
@@ -117,8 +112,7 @@ def _draft_layer(
     N,
     K,
     K_S,
-    length,  # sqrt(K); read where NORMED
-    epsilon,  # likewise
+    epsilon,  # of the norm; read where NORMED
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -138,39 +132,14 @@ def _draft_layer(
     is_column = column < N
     is_out = is_row[:, None] & is_column[None, :]
     x_row = tl.load(x_rows + row, mask=is_row, other=0) if HAS_X_ROWS else row.to(tl.int64)
-    total = add_product(
-        x,
-        x_stride,
-        x_row,
-        is_row,
-        x_weight,
-        x_weight_stride,
-        column,
-        is_column,
-        tl.zeros([ROWS, COLUMNS], tl.float32),
-        K,
-        length,
-        epsilon,
-        KEYS,
-        NORMED,
-    )
+    of_row, of_column = x + x_row * x_stride, x_weight + column * x_weight_stride
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = add_product(of_row, is_row, of_column, is_column, total, K, epsilon, KEYS, NORMED)
     if HAS_S:
         s_row = tl.load(s_rows + row, mask=is_row, other=0).to(tl.int64)
+        of_row, of_column = s + s_row * s_stride, s_weight + column * s_weight_stride
         total = add_product(
-            s,
-            s_stride,
-            s_row,
-            is_row,
-            s_weight,
-            s_weight_stride,
-            column,
-            is_column,
-            total,
-            K_S,
-            length,
-            epsilon,
-            KEYS,
-            NORMED=False,
+            of_row, is_row, of_column, is_column, total, K_S, epsilon, KEYS, NORMED=False
         )
     if HAS_BIAS:
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
@@ -253,7 +222,6 @@ def draft_layer(
         columns,
         first.x.shape[1],
         other.x.shape[1],
-        first.x.shape[1] ** 0.5,
         epsilon or 0.0,
         GROUP=rows // addend.shape[0] if addend is not None else 1,
         ROWS=max(16, triton.next_power_of_2(rows)),

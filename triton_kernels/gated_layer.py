@@ -47,7 +47,6 @@ def _gated_cell(
     out_stride,
     M,
     N,
-    length,  # sqrt(N)
     epsilon,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -66,38 +65,11 @@ def _gated_cell(
     lane = tl.arange(0, 2 * COLUMNS)
     is_lane = first + lane // 2 < N
     weight_row = (first + lane // 2 + (lane % 2) * N).to(tl.int64)
-    total = add_product(
-        e,
-        e_stride,
-        e_row,
-        is_row,
-        weight,
-        weight_stride,
-        weight_row,
-        is_lane,
-        tl.zeros([ROWS, 2 * COLUMNS], tl.float32),
-        N,
-        length,
-        epsilon,
-        KEYS,
-        NORMED=True,
-    )
-    total += add_product(
-        s,
-        s_stride,
-        s_row,
-        is_row,
-        weight + N,
-        weight_stride,
-        weight_row,
-        is_lane,
-        tl.zeros([ROWS, 2 * COLUMNS], tl.float32),
-        N,
-        length,
-        epsilon,
-        KEYS,
-        NORMED=True,
-    )
+    of_lane = weight + weight_row * weight_stride
+    nothing = tl.zeros([ROWS, 2 * COLUMNS], tl.float32)
+    of_e, of_s = e + e_row * e_stride, s + s_row * s_stride
+    total = add_product(of_e, is_row, of_lane, is_lane, nothing, N, epsilon, KEYS, True)
+    total += add_product(of_s, is_row, of_lane + N, is_lane, nothing, N, epsilon, KEYS, NORMED=True)
     total += tl.load(bias + weight_row, mask=is_lane, other=0.0).to(tl.float32)[None, :]
     gate, candidate = tl.split(tl.reshape(total, [ROWS, COLUMNS, 2]))
     gate = 1.0 / (1.0 + tl.exp(-gate))
@@ -118,7 +90,6 @@ def _scale_normed(
     out,  # [M, H], written
     out_stride,
     H,
-    length,  # sqrt(H)
     epsilon,
     KEYS: tl.constexpr,
 ):
@@ -129,7 +100,7 @@ def _scale_normed(
         key = start + tl.arange(0, KEYS)
         x = tl.load(s + row * s_stride + key, mask=key < H, other=0.0).to(tl.float32)
         squares += x * x
-    factor = length / (tl.sqrt(tl.sum(squares, axis=0)) + epsilon)
+    factor = tl.sqrt_rn(H.to(tl.float32)) / (tl.sqrt(tl.sum(squares, axis=0)) + epsilon)
     for start in range(0, H, KEYS):
         key = start + tl.arange(0, KEYS)
         x = tl.load(s + row * s_stride + key, mask=key < H, other=0.0).to(tl.float32)
@@ -200,7 +171,6 @@ def gated_cell(
         out.stride(0),
         rows,
         width,
-        width**0.5,
         epsilon,
         ROWS=max(16, triton.next_power_of_2(rows)),
         COLUMNS=columns,
@@ -234,7 +204,6 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
         out,
         out.stride(0),
         hidden,
-        hidden**0.5,
         epsilon,
         KEYS=min(NORM_KEYS, triton.next_power_of_2(hidden)),
         num_warps=4,

@@ -35,8 +35,7 @@ def _gather_dot(
     scale,  # [K]; read where NORMED
     out,  # [R * BEAMS, COUNT] fp32, written
     K,
-    length,  # sqrt(K); read where NORMED
-    epsilon,  # likewise
+    epsilon,  # of the norm; read where NORMED
     BEAMS: tl.constexpr,
     COUNT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -76,7 +75,7 @@ def _gather_dot(
             left = (left.to(tl.float32) * a[None, :]).to(left.dtype)
         total = tl.dot(left, right, total, input_precision="ieee")
     if NORMED:
-        total *= (length / (tl.sqrt(squares) + epsilon))[:, None]
+        total *= (tl.sqrt_rn(K.to(tl.float32)) / (tl.sqrt(squares) + epsilon))[:, None]
     at = row[:, None] * COUNT + nth[None, :]
     tl.store(out + at, total, mask=is_row[:, None] & is_column[None, :])
 
@@ -113,7 +112,6 @@ def gather_dot(
         scale if scale is not None else x,
         out,
         keys,
-        keys**0.5,
         epsilon,
         BEAMS=beams,
         COUNT=count,

@@ -37,6 +37,8 @@ from vllm_redrafter.triton_kernels.ordered_keys import (
 )
 from vllm_redrafter.triton_kernels.registers import register_limit
 
+TOP = tl.constexpr(TOP_TOKENS)
+
 MAX_BLOCKS = 64
 """Of the vocabulary; their candidates are merged by one thread block."""
 
@@ -73,20 +75,20 @@ def is_kept(logit, exists, count, ZEROS: tl.constexpr):
 def keep_top(
     logits,  # [rows, VOCAB] bf16, fp16 or fp32
     row_stride,
-    kept_logits,  # [rows, blocks, TOP] fp32, the first `count` of each block written
-    kept_tokens,  # [rows, blocks, TOP] int32, likewise
+    kept_logits,  # [rows, blocks, MOST] fp32, the first `count` of each block written
+    kept_tokens,  # [rows, blocks, MOST] int32, likewise
     VOCAB,
     first_rows,
     FIRST_COUNT: tl.constexpr,
     COUNT: tl.constexpr,
-    TOP: tl.constexpr,
+    MOST: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCK_TOP: tl.constexpr,
+    BLOCK_MOST: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
     """One row and block of the vocabulary: its `count` best, in the order of tokens.
 
-    These are FIRST_COUNT of the first rows, COUNT of the others, and TOP at most.
+    These are FIRST_COUNT of the first rows, COUNT of the others, and MOST at most.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     count = tl.where(row < first_rows, FIRST_COUNT, COUNT)
@@ -95,10 +97,10 @@ def keep_top(
     logit = tl.load(logits + row * row_stride + token, mask=exists, other=0.0).to(tl.float32)
     kept = is_kept(logit, exists, count, ZEROS)
     nth = tl.cumsum(kept.to(tl.int32), axis=0) - 1
-    to = (row * tl.num_programs(1) + block) * TOP
+    to = (row * tl.num_programs(1) + block) * MOST
     tl.store(kept_logits + to + nth, logit, mask=kept)
     tl.store(kept_tokens + to + nth, token, mask=kept)
-    place = tl.arange(0, BLOCK_TOP)
+    place = tl.arange(0, BLOCK_MOST)
     empty = (place >= tl.sum(kept.to(tl.int32), axis=0)) & (place < count)
     tl.store(kept_logits + to + place, float("-inf"), mask=empty)
     tl.store(kept_tokens + to + place, LAST_INDEX, mask=empty)
@@ -112,8 +114,6 @@ def rank_row(
     top_logits,  # [rows, FIRST] fp32, written
     top_tokens,  # [rows, FIRST] int32, written
     normalisers,  # [rows] fp32, written
-    BLOCK: tl.constexpr,
-    TOP: tl.constexpr,
     FIRST: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
@@ -134,8 +134,8 @@ def rank_row(
     tl.store(normalisers + row, tl.where(has_any, normaliser, 0.0))
 
     pair = ordered_pair(logit, token)
-    nothing = tl.full([BLOCK], float("-inf"), tl.float32)
-    missing = ordered_pair(nothing, tl.full([BLOCK], LAST_INDEX, tl.int32))
+    nothing = tl.full(logit.shape, float("-inf"), tl.float32)
+    missing = ordered_pair(nothing, tl.full(logit.shape, LAST_INDEX, tl.int32))
     for nth in range(FIRST):
         best = tl.max(pair, axis=0)
         pair = tl.where(pair == best, missing, pair)
@@ -154,7 +154,6 @@ def rank_rows(
     NUM: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
-    TOP: tl.constexpr,
     FIRST: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
@@ -164,7 +163,7 @@ def rank_rows(
     logit = tl.load(logits + row * NUM + index, mask=index < NUM, other=float("-inf"))
     of_group = tokens + row // GROUP * NUM
     token = tl.load(of_group + index, mask=index < NUM, other=LAST_INDEX)
-    rank_row(logit, token, row, top_logits, top_tokens, normalisers, BLOCK, TOP, FIRST, ZEROS)
+    rank_row(logit, token, row, top_logits, top_tokens, normalisers, FIRST, ZEROS)
 
 
 def top_candidates(logits: Tensor, num: int) -> TopTokens:
@@ -192,7 +191,6 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
         NUM=blocks * TOP_TOKENS,
         GROUP=1,
         BLOCK=merged,
-        TOP=TOP_TOKENS,
         FIRST=num,
         ZEROS=ZERO_BITS[logits.dtype],
         num_warps=4 if merged <= 1024 else 8,
@@ -231,9 +229,9 @@ def best_of_blocks(
         rows if first_rows is None else first_rows,
         FIRST_COUNT=TOP_TOKENS,
         COUNT=count,
-        TOP=most,
+        MOST=most,
         BLOCK=block,
-        BLOCK_TOP=triton.next_power_of_2(most),
+        BLOCK_MOST=triton.next_power_of_2(most),
         ZEROS=ZERO_BITS[logits.dtype],
         num_warps=4 if block <= 2048 else 8,
     )
