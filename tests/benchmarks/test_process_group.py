@@ -4,13 +4,14 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from throughput_parts import process_group
 from throughput_parts.process_group import ProcessGroup
+
+from redrafter_testing.process_trees import eventually, status
 
 PARENT = """
 import os, subprocess, sys
@@ -33,20 +34,8 @@ def start(code: str, output: Path) -> ProcessGroup:
 
 def states(output: Path) -> set[str]:
     """Of the two processes; without those that have ended."""
-    found = set()
-    for pid in output.read_text().splitlines()[0].split():
-        try:
-            found.add(psutil.Process(int(pid)).status())
-        except psutil.NoSuchProcess:
-            found.add(psutil.STATUS_ZOMBIE)
-    return found - {psutil.STATUS_ZOMBIE}
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not (held := holds()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return held
+    pids = map(int, output.read_text().splitlines()[0].split())
+    return {*map(status, pids)} - {psutil.STATUS_ZOMBIE}
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -7,9 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from typer.testing import CliRunner
 from redrafter_testing import process_trees
 from redrafter_testing.engines.fake_chat import FakeClient, Typed, chunk, gone, refused
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
+from redrafter_testing.process_trees import eventually, status
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.chat.conversation import Conversation
 from vllm_redrafter.cli.chat.run import chat, own_server, serve_and_chat
@@ -65,20 +64,6 @@ def pids(url: str) -> list[int]:
         return [int(pid) for pid in response.read().split()]
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    ends = time.monotonic() + 20
-    while not condition() and time.monotonic() < ends:
-        time.sleep(0.02)
-    return condition()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_one_that_does_not_start_shows_the_end_of_its_log() -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
     with (
@@ -96,11 +81,11 @@ def test_the_server_does_not_hear_ctrl_c_and_ends_with_the_chat_and_its_workers(
         server, worker = pids(process.stdout.readline().strip())
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
-        assert alive(server) and alive(worker)
+        assert psutil.STATUS_ZOMBIE not in (status(server), status(worker))
         process.stdin.write("\n")
         process.stdin.close()
         assert process.wait(timeout=20) == 0
-        assert eventually(lambda: not (alive(server) or alive(worker)))
+        assert eventually(lambda: {status(server), status(worker)} == {psutil.STATUS_ZOMBIE})
 
 
 @pytest.mark.engine

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
+from redrafter_testing.models.families.family import word_tokenizer
 from vllm_redrafter import save_drafter
 from vllm_redrafter.cli.demo import smollm2
 from vllm_redrafter.cli.demo.engine import Decoded, Job, Round, decode_in_vllm
@@ -23,7 +23,7 @@ from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
-WORDS = ["<unk>", "so", "it", "is", "[user]", "[answer]"]
+WORDS = ["<unk>", "<end>", "so", "it", "is", "[user]", "[answer]"]
 TEMPLATE = "[user] {{ messages[0]['content'] }} [answer]"
 Shown = Callable[[dict[str, int]], str]
 
@@ -33,12 +33,7 @@ def target(tmp_path: Path) -> Path:
     folder = tmp_path / "target"
     config = LlamaConfig(vocab_size=len(WORDS), hidden_size=8, num_attention_heads=2)
     config.save_pretrained(folder)
-    words = models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
-    tokenizer = Tokenizer(words)
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
+    word_tokenizer(WORDS, chat_template=TEMPLATE).save_pretrained(folder)
     return folder
 
 
@@ -49,7 +44,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
     def decode(_: Path, job: Job) -> Iterator[Decoded]:
         given.append(job)
-        steps = [[1], [2, 3]] if job.speculative_config else [[1], [2], [3]]
+        steps = [[2], [3, 4]] if job.speculative_config else [[2], [3], [4]]
         for each in job.rounds:
             yield Decoded(1.0 * len(steps), [steps for _ in each.prompts])
 
@@ -103,9 +98,9 @@ def test_a_drafter_that_records_no_shape_gets_one_and_differing_answers_are_coun
     assert config is not None and config["num_speculative_tokens"] == 12
 
     def decode(_: Path, job: Job) -> Iterator[Decoded]:
-        differing = [[[1], [2 if job.speculative_config else 3]]]
+        differing = [[[2], [3 if job.speculative_config else 4]]]
         for each in job.rounds:
-            yield Decoded(1.0, [[[1], [2]]] * (len(each.prompts) - 1) + differing)
+            yield Decoded(1.0, [[[2], [3]]] * (len(each.prompts) - 1) + differing)
 
     monkeypatch.setattr(smollm2, "decode_in_vllm", decode)
     assert len(re.findall(r"no: (5 of 6|11 of 12|23 of 24)", shown({}))) == 3
@@ -116,7 +111,7 @@ def test_a_target_without_embeddings_of_its_templates_tokens_is_refused(target: 
     tokenizer.add_tokens(["<|extra|>"])
     tokenizer.chat_template = "<|extra|>" + TEMPLATE
     tokenizer.save_pretrained(target)
-    with pytest.raises(ConfigError, match=r"token '<.extra.>' \(id 6\) has no row in the target's"):
+    with pytest.raises(ConfigError, match=r"token '<.extra.>' \(id 7\) has no row in the target's"):
         smollm2.prompts_of(Target.open(target), ["so it is"])
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that start processes of their own, all of which end with the test."""
+"""Commands that start processes of their own, all of which end with the test; and what runs."""
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -38,6 +39,22 @@ def run(
     with started(command, **pipes) as process:
         stdout, stderr = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Within 20 seconds."""
+    deadline = time.monotonic() + 20
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return held
+
+
+def status(pid: int) -> str:
+    """As psutil has it; of one that has ended, a zombie's."""
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_ZOMBIE)
 
 
 def _kill_all(process: subprocess.Popen[str]) -> None:
