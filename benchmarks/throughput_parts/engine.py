@@ -177,6 +177,9 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
 
     # An answer per request in flight, to the last prompts, which a level asks last if at all.
     answer(job.prompts_of(case)[-case.concurrency :])
+    # Workers hear with the next step that requests have ended, and keep their answers then. That of
+    # this one is too short for it.
+    generate(llm, job.prompts[:1], [SamplingParams(max_tokens=1)], 1)
     llm.reset_prefix_cache()  # and with it what ReDrafter keeps
     if job.is_suffix_decoding:
         llm.collective_rpc(empty_suffix_cache)

@@ -202,8 +202,8 @@ def test_a_measurement_knows_no_answer_of_before(monkeypatch: pytest.MonkeyPatch
     job = Job(given, 0, [[1], [2]], None, max_tokens=8, ignore_eos=True, tasks=[None] * 2)
     for _ in range(2):
         engine.measure(llm, job, Case(2, 0.0))
-    # A warm-up, then the measurement, twice.
-    assert known[1::2] == [(0, 0)] * 2 and known[2] == (1, 1)
+    # A warm-up, a last request, then the measurement; twice.
+    assert known[2::3] == [(0, 0)] * 2 and known[3] == (1, 1)
     assert proposer.suffix_cache == SuffixCache(24, 7, answers=1)
 
 
