@@ -211,7 +211,7 @@ def test_the_gpu_s_worker_makes_our_model_runner(oracle: Engine) -> None:
 COUNT, TOKENS, K = 4, 20, 3
 ALL = bool(os.environ.get("REDRAFTER_ALL_FAMILIES"))
 """In CI; by default one of each form of attention, positions and recurrent states. Experts:
-test_experts.py; images: ../test_vision.py; layers of several backends: ../test_chains.py."""
+../test_experts.py; images: ../test_vision.py; layers of several backends: ../test_chains.py."""
 TREES = ("Gemma2For", "GPT2", "Qwen3VL")
 TREES_FROM_GRAPHS = GEMMA[1:2]
 CHAINS = {

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts with the batch's budget, on recordings in place of CUDA graphs."""
+"""A mixture of experts: costs are those of several experts, and output is plain's.
+
+Model Runner V2 has recordings in place of CUDA graphs.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,7 @@ from typing import Any
 import pytest
 
 from redrafter_testing.engines import budgets, inside_worker, timed_experts
+from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families import EXPERTS_PER_ROW, MIXTRAL
@@ -35,6 +39,20 @@ def speculative(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("drafter")
     drafter = make_drafter(folder, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
     return {"model": str(drafter), "num_speculative_tokens": 8}
+
+
+def test_costs_on_a_cpu_are_those_of_several_experts(
+    target: Path, speculative: dict[str, Any]
+) -> None:
+    with cpu_engine(
+        target,
+        setup=timed_experts.watch_cpu,
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=2,
+        speculative_config=speculative,
+    ) as llm:
+        llm.rpc(timed_experts.check, {1, 4, 8, 16, 18}, EXPERTS_PER_ROW)
 
 
 def test_costs_are_those_of_several_experts_and_output_equals_plain_whatever_the_budget(
