@@ -14,6 +14,8 @@ them, given as its speculative config; it can be repeated:
 Prompts are asked again at every level and in every repeat. So before each measurement an engine
 forgets what it keeps across requests: prefixes, and answers, ReDrafter's and suffix decoding's.
 
+Several drafters of a target are compared in one run: --drafter ONE OTHER.
+
 `--stream` asks traffic of one kind, as a server has it all day: the prompts of each task in their
 order, by default those of streams.jsonl. What earlier answers bring then, by our own settings:
 
@@ -80,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.matches_alone,
             args.plain_again,
         )
-        Checkpoint.open(args.drafter).checked()
+        for drafter in args.drafter:
+            Checkpoint.open(drafter).checked()
         prompts = _prompts(args, console)
     except (InputError, ConfigError) as error:
         command.error(str(error))
@@ -219,10 +222,10 @@ def _settings(
     settings["method"] = [{**method} for method in args.method]
     for name in ("shape", "adaptive"):
         settings[name] = [shape_text(shape) for shape in settings[name]]
+    settings["drafter"] = [*map(_without_path, args.drafter)]
     for where in (settings, *settings["method"]):
-        for name in {"model", "drafter"} & set(where):
-            if (given := Path(where[name])).is_dir():
-                where[name] = given.resolve().name
+        if "model" in where:
+            where["model"] = _without_path(where["model"])
     settings["dataset"] = args.dataset.name
     answered = list(chain.from_iterable(prompts.values()))
     settings["num_prompts"] = len(answered)
@@ -233,6 +236,10 @@ def _settings(
         "LD_PRELOAD": [Path(library).name for library in preloaded.split(":") if library],
     }
     return settings
+
+
+def _without_path(model: str) -> str:
+    return given.resolve().name if (given := Path(model)).is_dir() else model
 
 
 if __name__ == "__main__":

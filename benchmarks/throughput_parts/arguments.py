@@ -28,7 +28,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
     or_none: dict[str, Any] = {"nargs": "*", "action": "extend"}
     add("--model", required=True, help="the target: folder or hub id")
-    add("--drafter", required=True, help="the ReDrafter checkpoint: folder or hub id")
+    which = "ReDrafter checkpoints, one or several: folders or hub ids"
+    add("--drafter", **several, required=True, help=which)
     add(
         "--dataset",
         type=Path,

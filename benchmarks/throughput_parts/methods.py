@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Method:
 
 
 def plan(
-    drafter: str,
+    drafters: Sequence[str],
     shapes: Sequence[ReDrafterConfig],
     adaptive: Sequence[ReDrafterConfig],
     others: Sequence[Mapping[str, Any]] = (),
@@ -83,7 +84,7 @@ def plan(
     """The engines to measure, one per method and shape, in the order of tables.
 
     Args:
-        drafter: the ReDrafter checkpoint.
+        drafters: ReDrafter checkpoints; tables name them where there are several.
         shapes: whose K nodes are all verified in every step.
         adaptive: the maxima of an adaptive method.
         others: speculative configs of vLLM's own methods.
@@ -105,9 +106,11 @@ def plan(
         ("matches alone", str(k), {"method": "redrafter", "num_speculative_tokens": k})
         for k in counts
     ]
-    for shape in [*(replace(shape, adaptive=False) for shape in shapes), *adaptive]:
+    fixed = [replace(shape, adaptive=False) for shape in shapes]
+    for drafter, shape in product(drafters, [*fixed, *adaptive]):
         name = "adaptive" if shape.adaptive else "ReDrafter"
-        ours.append((name, shape_text(shape), _config(drafter, shape)))
+        which = [Path(drafter).name] if len(drafters) > 1 else []
+        ours.append((name, ", ".join([*which, shape_text(shape)]), _config(drafter, shape)))
     for name, size, config in ours:
         for more in settings:
             if name != "matches alone" or more.get("context_matches") != 0:

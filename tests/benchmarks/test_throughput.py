@@ -150,6 +150,25 @@ def test_from_arguments_to_files_without_an_engine(
     assert " total " in capsys.readouterr().out
 
 
+def test_several_drafters_have_the_shapes_each(
+    tmp_path: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_engines(monkeypatch, is_cpu=True)
+    other = make_drafter(tmp_path / "other")
+    drafters = ["--drafter", str(models[1]), str(other)]
+    (tmp_path / "one.txt").write_text("name")
+    drafters += ["--dataset", str(tmp_path / "one.txt")]
+    output = tmp_path / "out.json"
+
+    throughput.main(["--model", str(models[0]), *drafters, "--output", str(output)])
+
+    report = json.loads(output.read_text())
+    names = [models[1].name, "other"]
+    ours = {row["shape"] for row in report["rows"] if row["method"] in ("ReDrafter", "adaptive")}
+    assert ours == {f"{name}, {shape}" for name in names for shape in ("2x4:6", "4x5:12")}
+    assert report["settings"]["drafter"] == names
+
+
 def test_a_stream_is_asked_whole_and_in_its_order(
     tmp_path: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
