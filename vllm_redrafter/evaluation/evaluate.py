@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
-from vllm_redrafter.data.source import WrittenData, held_out_conversations, read_all
+from vllm_redrafter.data.source import held_out_conversations, read_all
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.heads.head import DraftHead
@@ -111,10 +112,7 @@ def evaluate_shapes(
     with progress_bar(console) as progress:
         num_replays = len(grid) * -(-len(rows) // BATCH_SIZE)
         task = progress.add_task("replaying", total=num_replays, status="")
-
-        def advance() -> None:
-            progress.update(task, advance=1)
-
+        advance = partial(progress.update, task, advance=1)
         totals = estimate_shapes(drafter, target, rows, grid, BATCH_SIZE, on_replay=advance)
     if not totals[0].steps:
         raise ConfigError("evaluation: the text has no answer of two tokens or more")
@@ -153,7 +151,11 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     reasons = misfits_of(checkpoint.head, opened.config, with_layers=not job.hidden_states)
     require_fit(f"drafter {job.drafter!r}", job.target, reasons)
     written = read_all(job.data, opened, check_target)
-    text = _text(written, config.held_out, config.seed, config.max_length)
+    indices = list(range(len(written.dataset)))
+    if config.held_out is not None:
+        away = held_out_conversations(written.conversations, config.held_out, config.seed)
+        indices = away.nonzero().flatten().tolist()
+    text = DatasetRows(written.dataset, indices, config.max_length)
     rows: TextRows = text
     if job.hidden_states:
         states = states_of(written, job.hidden_states, check_target)
@@ -183,11 +185,3 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         by_candidates=by_candidates,
         by_block=estimate_stream(drafter, target, rows, beside, config.stream),
     )
-
-
-def _text(written: WrittenData, held_out: int | None, seed: int, max_length: int) -> DatasetRows:
-    indices = list(range(len(written.dataset)))
-    if held_out is not None:
-        away = held_out_conversations(written.conversations, held_out, seed)
-        indices = away.nonzero().flatten().tolist()
-    return DatasetRows(written.dataset, indices, max_length)

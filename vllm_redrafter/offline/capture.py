@@ -87,7 +87,12 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
         run = _CaptureRun(info, dataset, lengths, {n: shards[n] for n in missing}, output)
         _print_plan(console, info, len(shards), len(own), run)
         if missing:
-            _check_space(output, run.num_bytes)
+            if (free := shutil.disk_usage(output).free) < run.num_bytes:
+                raise ConfigError(
+                    f"--output {output}: {run.num_bytes / GIB:.1f} GiB are to be written and "
+                    f"{free / GIB:.1f} GiB are free: give a folder on a larger disk, lower "
+                    "--max-length, or train on less data"
+                )
             # vLLM's own "auto" makes 16 bits of a float32 checkpoint.
             settings = replace(job.settings, dtype=info.dtype)  # type: ignore[arg-type]  # checked there
             longest = int(lengths.max()) - 1
@@ -122,16 +127,6 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _check_space(output: Path, needed: int) -> None:
-    free = shutil.disk_usage(output).free
-    if free < needed:
-        raise ConfigError(
-            f"--output {output}: {needed / GIB:.1f} GiB are to be written and {free / GIB:.1f} "
-            "GiB are free: give a folder on a larger disk, lower --max-length, or train on less "
-            "data"
-        )
 
 
 def _describe(

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -187,14 +188,5 @@ class _CpuHiddenStatesConnector(ExampleHiddenStatesConnector):
         self._req_copy_events[pending.req_id] = _COPIED
 
 
-class _Copied:
-    """The event of a finished copy."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-_COPIED = _Copied()
+_COPIED: Any = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
+"""The event of a finished copy."""

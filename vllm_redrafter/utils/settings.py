@@ -55,17 +55,12 @@ class _Setting:
         return " and ".join(f"{word} {x:g}" for word, x in limits.items() if x is not None)
 
 
-def setting(
-    default: T,
-    help: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    default_text: str | None = None,
-) -> T:
-    """A dataclass field that is a setting; its type may be a `Literal`, `X | None` or `bool`."""
-    about = _Setting(help, at_least, above, at_most, default_text)
+def setting(default: T, help: str, **more: Any) -> T:
+    """A dataclass field that is a setting; its type may be a `Literal`, `X | None` or `bool`.
+
+    `more` are limits, `at_least`, `above` or `at_most`, and `default_text`, what None stands for.
+    """
+    about = _Setting(help, **more)
     # As `dataclasses.field` itself: to a type checker, a field is a value of its type.
     return field(default=default, metadata={_KEY: about})
 
