@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.drafting.acceptance_model import FIRST_REFIT, AcceptanceModel
-from vllm_redrafter.drafting.context_index import ContextIndex
+from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.drafting.proposer import Draft, Proposer, States
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import accepted_nodes, judged_nodes
@@ -159,8 +159,9 @@ def warm_up(proposer: Proposer[States], states: States) -> TokenTree:
     greedy = np.zeros(1, dtype=np.bool_)
     all_nodes = np.full(1, slots - 1)
     shape = proposer.shape(slots - 1)
-    index = ContextIndex(1, max(proposer.config.context_matches, 1), proposer.config.path_length, 1)
-    matches = index.matches(["0"], np.zeros((1, 2), np.int32), np.zeros(1, np.int64), np.array([2]))
+    paths = max(proposer.config.context_matches, 1), proposer.config.path_length
+    text = np.zeros((1, 2), np.int32), np.zeros(1, np.int64), np.array([2])
+    matches = own_matches(*text, paths, vocab_size=1)
     tree = proposer.propose(states, root, None, all_nodes, greedy, shape, None, matches).tree
     accepted = accept_path(tree, torch.full_like(tree.tokens, -1))
     accepted_nodes(greedy, np.zeros((1, slots), dtype=np.float32), tree, tree, accepted)

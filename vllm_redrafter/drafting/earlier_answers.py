@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_redrafter.drafting.context_index import MULTIPLIER
 from vllm_redrafter.tree.context_matches import (
     LONGEST_EARLIER,
     LONGEST_MATCH,
@@ -28,6 +27,8 @@ from vllm_redrafter.utils.compiled import compiled
 Array = npt.NDArray[Any]
 
 END, COUNT = range(2)
+MULTIPLIER = 0x9E3779B1
+"""Odd, of 32 bits, with as many ones as zeros (Knuth's multiplicative hashing)."""
 
 
 class _Ring(NamedTuple):
@@ -86,7 +87,7 @@ class AnswerStore:
 
         Args:
             texts: a table [any, T] int32, its rows [R] and numbers of tokens [R] int64, as for
-                `ContextIndex.matches`.
+                `own_matches`.
             partitions: [R]; below 0 for requests that get nothing of others.
             sampled: [R], requests that sample.
             probabilities: see `MatchAcceptance`.

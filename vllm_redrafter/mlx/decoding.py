@@ -12,7 +12,7 @@ import torch
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafting.context_index import ContextIndex
+from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.mlx.drafter import Drafter
 from vllm_redrafter.mlx.sampling import NodeSampler
 from vllm_redrafter.mlx.step import Step, StepRunner
@@ -32,10 +32,8 @@ class _RequestText:
     def __init__(self, prompt: Sequence[int], config: ReDrafterConfig, vocab_size: int) -> None:
         self._tokens = np.array([prompt], dtype=np.int32)
         self._length = len(prompt)
-        self._index: ContextIndex | None = None
-        if config.context_matches:
-            paths = config.context_matches, config.path_length
-            self._index = ContextIndex(1, *paths, vocab_size)
+        self._paths = config.context_matches, config.path_length
+        self._vocab_size = vocab_size
 
     def append(self, tokens: Sequence[int]) -> None:
         end = self._length + len(tokens)
@@ -46,11 +44,10 @@ class _RequestText:
 
     def matches(self) -> ContextMatches | None:
         """Prompt-lookup (n-gram) matches of the last tokens; None where they are off."""
-        if self._index is None:
+        if not self._paths[0]:
             return None
-        return self._index.matches(
-            REQUEST, self._tokens, np.zeros(1, int), np.array([self._length])
-        )
+        text = self._tokens, np.zeros(1, int), np.array([self._length])
+        return own_matches(*text, self._paths, self._vocab_size)
 
 
 class Token(NamedTuple):

@@ -11,7 +11,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.planner import arms_of
-from vllm_redrafter.drafting.context_index import ContextIndex
+from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.drafting.time_sizes import time_drafts, time_sizes
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
@@ -59,14 +59,13 @@ def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Callable[
     most = np.full(requests, config.num_speculative_tokens)
     greedy = np.zeros(requests, dtype=np.bool_)
     # Texts of one token over and over, in which everything matches.
-    texts = ContextIndex(requests, max(config.context_matches, 1), config.path_length, vocab_size)
-    table, names = np.zeros((requests, 16), np.int32), [str(r) for r in range(requests)]
-    rows, num_tokens = np.arange(requests), np.full(requests, table.shape[1])
+    paths, texts = (config.context_matches, config.path_length), np.zeros((requests, 16), np.int32)
+    rows, num_tokens = np.arange(requests), np.full(requests, texts.shape[1])
 
     def draft(shape: SearchShape, size: int) -> None:
         matches = None
         if config.context_matches:
-            matches = texts.matches(names[:size], table, rows[:size], num_tokens[:size])
+            matches = own_matches(texts, rows[:size], num_tokens[:size], paths, vocab_size)
         of_requests = hidden[:size], roots[:size], None, most[:size], greedy[:size]
         proposer.propose(*of_requests, shape, None, matches)
 

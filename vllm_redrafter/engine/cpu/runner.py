@@ -35,8 +35,8 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.drafting.drafting import Drafting
+from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.chains import ANNOUNCEMENT, as_chain, layers_without_trees
@@ -77,12 +77,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         # When the last step ended, and its requests.
         self._ended = 0.0
         self._requests_before: list[str] = []
-        self._texts: ContextIndex | None = None
-        config = self.proposer.config
-        if config.context_matches:
-            sizes = config.context_matches, config.path_length
-            vocab_size = self.model_config.get_vocab_size()
-            self._texts = ContextIndex(self.max_num_reqs, *sizes, vocab_size)
         self.costs: CostTable | None = None
         self.drafting = Drafting(self.proposer, self.stats)
 
@@ -140,8 +134,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         super()._on_request_state_removed(req_id, req_state)
         self._links.pop(req_id, None)
         self.drafting.forget(req_id)
-        if self._texts is not None:
-            self._texts.forget(req_id)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Without `speculative_config`, a step that neither verifies nor drafts is faster."""
@@ -327,7 +319,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         last_rows = self._last_rows
         rows = self._logits_rows if last_rows is None else self._logits_rows[last_rows]
         hidden = gathered(states, rows[list(active)])
-        matches = self._matches(active, request_ids)
+        matches = self._matches(active)
         chain = self._needs_chain(request_ids)
         tree = self.drafting.draft(hidden, roots, chain, max_nodes, shape, matches)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
@@ -338,10 +330,12 @@ class CPUTreeModelRunner(CPUModelRunner):
             drafts[i] = row[1:nodes]
         return drafts
 
-    def _matches(self, active: Sequence[int], request_ids: list[str]) -> ContextMatches | None:
+    def _matches(self, active: Sequence[int]) -> ContextMatches | None:
         """The prompt-lookup (n-gram) matches of the `active` requests' texts."""
-        if self._texts is None:
+        config = self.proposer.config
+        if not config.context_matches:
             return None
+        vocab_size = self.model_config.get_vocab_size()
         batch, rows = self.input_batch, np.asarray(active)
         # Of the types that `warm_up` compiled for.
         num_tokens = batch.num_tokens_no_spec[rows].astype(np.int64)
@@ -349,9 +343,10 @@ class CPUTreeModelRunner(CPUModelRunner):
         if self.enable_prompt_embeds:
             # Where vLLM has an embedding, it leaves the token of an earlier request in the row.
             known = rows, slice(num_tokens.max())
-            texts = np.where(batch.is_token_ids[known], texts[known], self._texts.vocab_size)
+            texts = np.where(batch.is_token_ids[known], texts[known], vocab_size)
             rows = np.arange(len(rows))
-        return self._texts.matches(request_ids, texts, rows, num_tokens)
+        paths = config.context_matches, config.path_length
+        return own_matches(texts, rows, num_tokens, paths, vocab_size)
 
     def _time_step(self, draft_seconds: float) -> None:
         """Record the time between two steps' ends, vLLM's scheduling and output included."""
