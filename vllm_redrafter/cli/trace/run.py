@@ -8,8 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.cli.demo.smollm2 import pair_of
-from vllm_redrafter.data.chat_template import ChatTemplate
+from vllm_redrafter.cli.demo.smollm2 import pair_of, prompts_of
 from vllm_redrafter.drafting.recorder import RecordedStep
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
@@ -30,7 +29,7 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     if not prompt.strip():
         raise ConfigError(f"--prompt {prompt!r} has no text; give a question of at least one word")
     opened, speculation = pair_of(target, drafter)
-    tokens = prompt_tokens(opened.tokenizer, prompt)
+    [tokens] = prompts_of(opened, [prompt])
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
 
@@ -44,17 +43,6 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     except OSError as error:  # the disk filled while the answer was made
         raise ConfigError(f"--html {str(html)!r} cannot be written: {error.strerror}") from error
     return len(records["steps"])
-
-
-def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
-    """By the target's chat template, where it has one."""
-    if tokenizer.chat_template is None:
-        return list(tokenizer(prompt)["input_ids"])
-    messages = [{"role": "user", "content": prompt}]
-    try:
-        return list(ChatTemplate(tokenizer).apply(messages, tokenize=True))
-    except ConfigError as error:
-        raise ConfigError(f"--prompt: {error}; trace a target that takes a message") from error
 
 
 def page_records(
