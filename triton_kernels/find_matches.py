@@ -22,11 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH
 from vllm_redrafter.triton_kernels.checks import require, require_layout
 
-LONGEST_MATCH = 5
-"""As in `tree/context_matches.py`; a test holds the two together."""
-
+LONGEST = tl.constexpr(LONGEST_MATCH)
 TILE = 1024
 """Places of a text that a program ranks."""
 MOST_PLACES = 4096
@@ -46,7 +45,6 @@ def _rank_places(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
     PATHS: tl.constexpr,
-    LONGEST_MATCH: tl.constexpr,
 ):
     """A tile of a request's text: its best places, and the tokens that follow them."""
     request, tile = tl.program_id(0), tl.program_id(1)
@@ -60,7 +58,7 @@ def _rank_places(
     place = tile * TILE + tl.arange(0, TILE)
     agrees = place < last
     length = tl.zeros([TILE], tl.int32)
-    for back in tl.static_range(LONGEST_MATCH):
+    for back in tl.static_range(LONGEST):
         # Before the text's first token stands nothing.
         agrees = agrees & (tl.minimum(place, last) >= back)
         own = tl.load(own_text + tl.maximum(last - back, 0))
@@ -179,52 +177,31 @@ def find_matches(
         entries: [R] int64, the slots of the requests; one that is no slot has no paths.
         vocab_size: what is no token below that ends a path: a placeholder of an image, say.
         out: at least R requests, made for texts of T tokens; the first R are written.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
-    slots, size = text.shape
-    requests = entries.shape[0]
-    max_requests, num_paths, path_length = out.tokens.shape
+    requests, (slots, size) = entries.shape[0], text.shape
+    most, num_paths, path_length = out.tokens.shape
     require_layout(
         out.tokens.device,
         text=(text, torch.int32, (slots, size)),
         num_tokens=(num_tokens, torch.int32, (slots,)),
         entries=(entries, torch.int64, (requests,)),
     )
-    require(
-        1 <= requests <= max_requests,
-        f"entries: {requests} requests, out has room for {max_requests}",
-    )
+    require(1 <= requests <= most, f"entries: {requests} requests, out has room for {most}")
     tiles = triton.cdiv(size, out.tile)
     require(tiles == out.ranks.shape[1], f"out: was made for texts of other than {size} tokens")
+    places = text, num_tokens, entries, out.ranks, out.followers
     _rank_places[(requests, tiles)](
-        text,
-        num_tokens,
-        entries,
-        out.ranks,
-        out.followers,
-        slots,
-        size,
-        vocab_size,
+        *places,
+        *(slots, size, vocab_size),
         TILES=tiles,
         TILE=out.tile,
         PATHS=num_paths,
-        LONGEST_MATCH=LONGEST_MATCH,
         num_warps=4,
     )
     block = triton.next_power_of_2(tiles * num_paths)
     _follow_places[(requests,)](
-        text,
-        num_tokens,
-        entries,
-        out.ranks,
-        out.followers,
-        out.tokens,
-        out.lengths,
-        slots,
-        size,
-        vocab_size,
+        *places,
+        *(out.tokens, out.lengths, slots, size, vocab_size),
         TILES=tiles,
         TILE=out.tile,
         PATHS=num_paths,

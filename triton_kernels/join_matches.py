@@ -170,9 +170,6 @@ def join_matches(
         temperatures: [R] fp32, above 0 for requests that sample.
         out: of these sizes, for at least R requests; the first R are written, `log_odds` where
             the search has them.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     requests, length, width = search.tokens.shape
     max_requests, num_paths, depth = paths.tokens.shape
@@ -200,19 +197,8 @@ def join_matches(
     )
     block = triton.next_power_of_2(columns)
     _join_matches[(requests,)](
-        search.tokens,
-        search.back_pointers,
-        search.scores,
-        log_odds,
-        paths.tokens,
-        paths.lengths,
-        probabilities,
-        temperatures,
-        out.tokens,
-        out.back_pointers,
-        out.scores,
-        out.log_odds,
-        out.match_lengths,
+        *(*search[:3], log_odds, paths.tokens, paths.lengths, probabilities, temperatures),
+        *(out.tokens, out.back_pointers, out.scores, out.log_odds, out.match_lengths),
         LENGTH=length,
         WIDTH=width,
         PATHS=num_paths,

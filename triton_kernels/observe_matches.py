@@ -19,9 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH
 from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
 
+OWN_CLASSES = tl.constexpr(LONGEST_MATCH)
 NODES = 1024
 """That a program looks at, at a time."""
 
@@ -56,7 +58,7 @@ def _observe_matches(
     temperatures,  # [R] fp32
     counts,  # [2, MATCHES, DEPTH, 2] fp32, added to
     probabilities,  # [2, MATCHES, DEPTH] fp32, written
-    totals,  # [2] int64, added to
+    totals,  # [4] int64, added to
     memory,
     REQUESTS,
     SLOTS: tl.constexpr,
@@ -100,8 +102,9 @@ def _observe_matches(
     sampled, accepted_sampled = tl.sum(of_sampled, axis=0), tl.sum(accepted_of_sampled, axis=0)
     all_accepted = tl.sum(accepted, axis=0)
     greedy, accepted_greedy = tl.sum(judged, axis=0) - sampled, all_accepted - accepted_sampled
-    tl.atomic_add(totals, tl.sum(verified_here, axis=0).to(tl.int64))
-    tl.atomic_add(totals + 1, all_accepted.to(tl.int64))
+    of_source = totals + 2 * (length >= OWN_CLASSES).to(tl.int32)
+    tl.atomic_add(of_source, tl.sum(verified_here, axis=0).to(tl.int64))
+    tl.atomic_add(of_source + 1, all_accepted.to(tl.int64))
     _count(counts + 2 * at, probabilities + at, greedy, accepted_greedy, memory)
     at += kind
     _count(counts + 2 * at, probabilities + at, sampled, accepted_sampled, memory)
@@ -126,10 +129,8 @@ def observe_matches(
         counts: [2, MATCH_CLASSES, D, 2] fp32, of greedy and of sampled requests, by class and
             depth: nodes judged (above 0) and accepted; changed.
         probabilities: [2, MATCH_CLASSES, D] fp32, written.
-        totals: [2] int64, added to: nodes on paths that were verified, and those accepted.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+        totals: [4] int64, added to: nodes on paths of own text that were verified, and those
+            accepted; then of earlier answers.
     """
     requests, slots = entries.shape[0], match_lengths.shape[1]
     _, matches, depth = probabilities.shape
@@ -143,19 +144,12 @@ def observe_matches(
         **trees.layout(slots),
         counts=(counts, float32, (2, matches, depth, 2)),
         probabilities=(probabilities, float32, (2, matches, depth)),
-        totals=(totals, torch.int64, (2,)),
+        totals=(totals, torch.int64, (4,)),
     )
     require(depth < slots, f"probabilities: of {depth} depths, trees have {slots - 1} nodes")
     block = triton.next_power_of_2(slots)
     _observe_matches[(matches, depth)](
-        entries,
-        match_lengths,
-        *trees,
-        counts,
-        probabilities,
-        totals,
-        memory,
-        requests,
+        *(entries, match_lengths, *trees, counts, probabilities, totals, memory, requests),
         SLOTS=slots,
         BLOCK=block,
         TILE=max(1, NODES // block),

@@ -10,7 +10,7 @@ from redrafter_testing.gpu import torch_drafting
 from redrafter_testing.gpu.torch_drafting import judged_and_accepted
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH, MATCH_CLASSES
 from vllm_redrafter.triton_kernels import observe_matches as matches_kernel
 from vllm_redrafter.triton_kernels import observe_nodes as nodes_kernel
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
@@ -87,9 +87,8 @@ def prior(device: torch.device) -> tuple[Tensor, Tensor]:
 def lengths_of(entries: int, slots: int, seed: int) -> Tensor:
     """About half of the nodes are on no path."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(
-        -LONGEST_MATCH, LONGEST_MATCH + 1, (entries, slots), generator=generator
-    )
+    most = MATCH_CLASSES
+    lengths = torch.randint(-most, most + 1, (entries, slots), generator=generator)
     return lengths.clamp(min=0).int()
 
 
@@ -103,8 +102,8 @@ def test_probabilities_are_those_of_the_cpu_engine(
     monkeypatch.setattr("vllm_redrafter.drafting.acceptance_model.MEMORY", memory)
     reference = MatchAcceptance(DEPTH)
     counts, probabilities = prior(device)
-    observed, totals = 0, torch.zeros(2, dtype=torch.int64, device=device)
-    verified_nodes = accepted_nodes = 0
+    observed, totals = 0, torch.zeros(4, dtype=torch.int64, device=device)
+    expected = torch.zeros(2, 2, dtype=torch.int64)
     for seed in range(steps):
         trees, entries, _ = random_step(requests, slots, device, seed)
         match_lengths = lengths_of(requests + 2, slots, seed)
@@ -114,9 +113,10 @@ def test_probabilities_are_those_of_the_cpu_engine(
         depths, own = trees.depths.cpu(), match_lengths[entries.cpu()]
         node, num_verified = torch.arange(slots), trees.num_verified.cpu()[:, None]
         on_path = (own > 0) & (depths <= DEPTH)
-        verified_nodes += int((on_path & (node > 0) & (node < num_verified)).sum())
+        is_verified = on_path & (node > 0) & (node < num_verified)
         judged &= on_path
-        accepted_nodes += int((judged & accepted).sum())
+        for nodes, count in ((is_verified, expected[:, 0]), (judged & accepted, expected[:, 1])):
+            count += torch.bincount((own[nodes] > LONGEST_MATCH).long(), minlength=2)
         request, _ = judged.nonzero(as_tuple=True)
         reference.observe(
             (trees.temperatures.cpu() > 0)[request].numpy(),
@@ -126,7 +126,7 @@ def test_probabilities_are_those_of_the_cpu_engine(
         )
         observed += len(request)
     assert observed > steps // 2
-    assert totals.tolist() == [verified_nodes, accepted_nodes]
+    assert totals.tolist() == expected.flatten().tolist(), "of own text, then of earlier answers"
     found = probabilities.cpu().numpy()
     np.testing.assert_allclose(found, reference.probabilities, rtol=1e-4, atol=1e-6)
     assert counts[..., 0].max() <= memory * (1 + 1e-6)
@@ -140,7 +140,7 @@ def test_more_requests_than_trees_and_paths_deeper_than_trees_are_refused() -> N
     sums = torch.zeros(2, 2, DEPTHS, COLUMNS)
     with pytest.raises(ValueError, match="entries: 3 requests"):
         observe_nodes(more, log_odds, trees, torch.zeros(2, 1), torch.zeros(2, DEPTHS), *sums)
-    counts, totals = torch.zeros(2, 5, 5, 2), torch.zeros(2, dtype=torch.int64)
+    counts, totals = torch.zeros(2, 5, 5, 2), torch.zeros(4, dtype=torch.int64)
     for asked, named in ((more, "entries: 3 requests"), (entries, "probabilities: of 5 depths")):
         with pytest.raises(ValueError, match=named):
             observe_matches(asked, lengths, trees, MEMORY, counts, counts[..., 0] + 0, totals)

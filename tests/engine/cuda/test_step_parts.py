@@ -24,11 +24,7 @@ from vllm_redrafter.engine import published
 from vllm_redrafter.engine.cuda import worker
 from vllm_redrafter.engine.cuda.model_state import TreeModelState
 from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
-from vllm_redrafter.engine.cuda.scheduler import (
-    AsyncTreeScheduler,
-    TreeScheduler,
-    _VerifiedOutput,
-)
+from vllm_redrafter.engine.cuda.scheduler import AsyncTreeScheduler, TreeScheduler, _VerifiedOutput
 from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.engine.cuda.worker import TreeWorker
@@ -187,7 +183,7 @@ def subscriber(
 def step(meter: StepTimer) -> None:
     """A tree of 3 nodes is verified and one accepted; two are on a path, and one of those."""
     with meter.measure("draft"):
-        meter.counts += torch.tensor([1, 2, 2, 2, 1])
+        meter.counts += torch.tensor([1, 2, 2, 2, 1, 0, 0])
     meter.stats.steps += 1
     meter.stats.expected_tokens += 1.5
     meter.stats.undrafted_steps += 1

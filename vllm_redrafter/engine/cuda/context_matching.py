@@ -65,7 +65,8 @@ class ContextMatching:
         """
         Args:
             searches: beams and levels of the search, by draft length.
-            totals: [2] int64, added to: nodes that were verified, and those accepted.
+            totals: [4] int64, added to: nodes on paths of own text that were verified, and those
+                accepted; then of earlier answers.
         """
         self.trees, self.verification, self._totals = trees, verification, totals
         self._text, self._num_tokens = states.all_token_ids.gpu, states.total_len.gpu

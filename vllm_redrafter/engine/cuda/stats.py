@@ -19,8 +19,8 @@ class StepTimer:
     """Fills StepStats; `attention` stays 0, being inside the forward pass's CUDA graph.
 
     Attributes:
-        counts: [5] int64 on the device, added to by the kernels that see the nodes: as of
-            `AcceptedPaths`, then nodes verified on paths found in the text, and those accepted.
+        counts: [7] int64 on the device, added to by the kernels that see the nodes: as of
+            `AcceptedPaths`, then as of `observe_matches`.
         publisher: takes the counters after each step; None where no front end reads them.
         stats: what is known on the host; `read` adds the device's.
     """
@@ -28,9 +28,9 @@ class StepTimer:
     def __init__(self, device: torch.device) -> None:
         self._enabled = False
         self.stats = StepStats()
-        self.counts = torch.zeros(5, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(7, dtype=torch.int64, device=device)
         # The same on the host, as they were when they were copied last.
-        self._copy = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copy = torch.zeros(7, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._copied = cuda.Event()
         self.publisher: Publisher | None = None
         self._pending: deque[tuple[str, Any, Any]] = deque()
@@ -52,9 +52,9 @@ class StepTimer:
         return self.stats
 
     def _take(self, counts: Tensor) -> None:
-        stats, (*of_trees, matched, accepted) = self.stats, counts.tolist()
-        stats.verifications, stats.drafted_tokens, stats.sampled_tokens = of_trees
-        stats.matched_tokens, stats.accepted_matched_tokens = matched, accepted
+        stats, values = self.stats, counts.tolist()
+        stats.verifications, stats.drafted_tokens, stats.sampled_tokens = values[:3]
+        stats.matched_tokens, stats.accepted_matched_tokens = values[3:5]
 
     def publish(self) -> None:
         """Hand the counts to the front end; the device's are those of the last finished copy."""

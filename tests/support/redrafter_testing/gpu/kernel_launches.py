@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.gpu.tree_attention_launch import attend
+from vllm_redrafter.tree.context_matches import MATCH_CLASSES
 from vllm_redrafter.triton_kernels.accept_path import AcceptedPaths, SampledRows, accept_path
 from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
 from vllm_redrafter.triton_kernels.build_tree import (
@@ -21,19 +22,12 @@ from vllm_redrafter.triton_kernels.build_tree import (
 from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
-from vllm_redrafter.triton_kernels.find_matches import (
-    LONGEST_MATCH,
-    MatchBuffers,
-    find_matches,
-)
+from vllm_redrafter.triton_kernels.earlier_answers import AnswerStore, enter_answers, find_earlier
+from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
-from vllm_redrafter.triton_kernels.join_matches import (
-    JoinedBuffers,
-    SearchedNodes,
-    join_matches,
-)
+from vllm_redrafter.triton_kernels.join_matches import JoinedBuffers, SearchedNodes, join_matches
 from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
@@ -177,11 +171,17 @@ def learn(slots: int = 13, depths: int = 5, requests: int = 2) -> None:
 
 
 def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 2) -> None:
-    """find_matches; join_matches to a search of 4x5; observe_matches of trees of 12 nodes."""
+    """find_matches and find_earlier; join_matches to a search of 4x5; observe_matches of trees of
+    12 nodes; enter_answers."""
     found = MatchBuffers(requests, paths, depth, tokens, "cpu")
     entries = torch.zeros(requests, dtype=torch.int64)
-    find_matches(integers(requests, tokens), integers(requests), entries, 32_000, found)
-    probabilities, temperatures = torch.zeros(2, LONGEST_MATCH, depth), torch.zeros(requests)
+    text, of_slots = integers(requests, tokens), integers(requests)
+    find_matches(text, of_slots, entries, 32_000, found)
+    probabilities, temperatures = torch.zeros(2, MATCH_CLASSES, depth), torch.zeros(requests)
+    texts = text, of_slots, integers(requests, 2)
+    store = AnswerStore.empty(texts, (10_000, 1 << 20), seed=0)
+    find_earlier(entries, temperatures, probabilities, 32_000, store, found)
+    enter_answers(of_slots, store)
     nodes, scores = torch.zeros(requests, 5, 4, dtype=torch.int64), torch.zeros(requests, 5, 4)
     joined = JoinedBuffers(requests, (4, 5), (paths, depth), "cpu")
     searched = SearchedNodes(nodes, nodes, scores, scores)
@@ -192,9 +192,9 @@ def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 
         tree,
         VerifiedTrees(tree, tree, tree, integers(requests), tree, temperatures),
         256.0,
-        torch.zeros(2, LONGEST_MATCH, depth, 2),
+        torch.zeros(2, MATCH_CLASSES, depth, 2),
         probabilities,
-        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(4, dtype=torch.int64),
     )
 
 

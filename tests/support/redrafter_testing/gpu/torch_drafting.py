@@ -103,7 +103,9 @@ def observe_matches(
     judged, accepted = judged_and_accepted(trees, len(entries))
     on_path = judged & (lengths > 0)
     verified = torch.arange(lengths.shape[1]) < trees.num_verified[: len(entries), None]
-    totals += torch.stack([(verified & (lengths > 0)).sum(), (on_path & accepted).sum()])
+    of_earlier, counted = lengths > reference.LONGEST_MATCH, (verified, on_path & accepted)
+    sources = (lengths > 0) & ~of_earlier, of_earlier
+    totals += torch.stack([(of & nodes).sum() for of in sources for nodes in counted])
     kinds = (trees.temperatures[: len(entries)] > 0).long()[:, None]
     at = (kinds * matches + lengths - 1) * depth + trees.depths[: len(entries)] - 1
     added = torch.stack([on_path, on_path & accepted], dim=-1).float()
