@@ -70,9 +70,7 @@ def add_product(
         is_left = is_row[:, None] & (key < K)[None, :]
         left = tl.load(of_row, mask=is_left, other=0.0)
         right = tl.load(
-            weight[None, :] + key[:, None],
-            mask=(key < K)[:, None] & is_column[None, :],
-            other=0.0,
+            weight[None, :] + key[:, None], mask=(key < K)[:, None] & is_column[None, :], other=0.0
         )
         total = tl.dot(left, right, total, input_precision="ieee")
         if NORMED:

@@ -123,12 +123,7 @@ class Rows(NamedTuple):
 
 
 def gated_cell(
-    embedded: Rows,
-    state: Rows,
-    weight: Tensor,
-    bias: Tensor,
-    out: Tensor,
-    epsilon: float,
+    embedded: Rows, state: Rows, weight: Tensor, bias: Tensor, out: Tensor, epsilon: float
 ) -> Tensor:
     """The states of at most 64 rows: see this module.
 

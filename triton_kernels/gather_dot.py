@@ -81,11 +81,7 @@ def _gather_dot(
 
 
 def gather_dot(
-    x: Tensor,
-    weight: Tensor,
-    tokens: Tensor,
-    scale: Tensor | None = None,
-    epsilon: float = 0.0,
+    x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None = None, epsilon: float = 0.0
 ) -> Tensor:
     """The logits of each request's candidates.
 

@@ -138,8 +138,7 @@ class BeamBuffers:
     ) -> None:
         """Room for R = max_requests; at most 50 beams."""
         require(
-            1 <= beam_width <= TOP_TOKENS,
-            f"beam_width must be 1 to {TOP_TOKENS}, got {beam_width}",
+            1 <= beam_width <= TOP_TOKENS, f"beam_width must be 1 to {TOP_TOKENS}, got {beam_width}"
         )
         shape, rows = (max_requests, beam_length, beam_width), max_requests * beam_width
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)

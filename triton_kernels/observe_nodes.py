@@ -184,8 +184,7 @@ def observe_nodes(
         statistics=(statistics, float32, (2, depths, COLUMNS)),
     )
     require(
-        1 <= requests <= room,
-        f"entries: {requests} requests, trees and sums have room for {room}",
+        1 <= requests <= room, f"entries: {requests} requests, trees and sums have room for {room}"
     )
     block = triton.next_power_of_2(slots)
     _observe_nodes[(requests,)](

@@ -22,10 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.triton_kernels.checks import (
-    require,
-    require_last_dim_contiguous,
-)
+from vllm_redrafter.triton_kernels.checks import require, require_last_dim_contiguous
 from vllm_redrafter.triton_kernels.ordered_keys import (
     BEHIND_ALL,
     LAST_INDEX,

@@ -58,11 +58,7 @@ def check_step(
 
 
 def check_layer(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-    sinks: Tensor | None,
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, out: Tensor, sinks: Tensor | None
 ) -> None:
     """What a layer brings."""
     require(query.dtype in QUERY_DTYPES, f"query: dtype {query.dtype} is not supported")

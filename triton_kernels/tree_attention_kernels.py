@@ -196,9 +196,7 @@ def _attend_part(
         if HAS_WINDOW:
             key_node = position - context_len
             key_depth = tl.load(
-                depths + request * stride_depths + key_node,
-                mask=is_key & (key_node >= 0),
-                other=0,
+                depths + request * stride_depths + key_node, mask=is_key & (key_node >= 0), other=0
             )
             key_position = tl.where(key_node >= 0, context_len + key_depth, position)
             visible = query_position[:, None] - key_position[None, :] < sliding_window

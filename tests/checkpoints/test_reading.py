@@ -10,10 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from huggingface_hub.errors import (
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

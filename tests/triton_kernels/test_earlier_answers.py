@@ -91,8 +91,7 @@ def test_what_the_ring_has_overwritten_is_no_part_of_a_match(device: torch.devic
     long = [*range(100, 100 + PLACES + 9)]
     enter_answers(write(store, [(long, 0)], [0]).int(), store)
     first = long[-(PLACES - 1)]
-    assert found(store, ([first - 1, first, first + 1], 0)) == [0]
-    assert found(store, ([first, first + 1, first + 2], 0)) == [6]
+    assert [found(store, ([*range(n, n + 3)], 0)) for n in (first - 1, first)] == [[0], [6]]
 
 
 def test_nothing_is_found_by_others_nor_of_padding_nor_after_a_clear(device: torch.device) -> None:
@@ -105,8 +104,6 @@ def test_nothing_is_found_by_others_nor_of_padding_nor_after_a_clear(device: tor
     assert found(store, ([9, 4, 5, 6], 1), entry=SLOTS) == [0]
     store.clear()
     assert found(store, ([9, 4, 5, 6], 1)) == [0]
-    enter_answers(write(store, [([4, 5, 6, 7, 8], 1)], [0]).int(), store)
-    assert found(store, ([9, 4, 5, 6], 1)) == [6]
 
 
 def found(store: AnswerStore, text: tuple[Tokens, int], entry: int | None = None) -> list[int]:

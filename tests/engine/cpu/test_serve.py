@@ -22,10 +22,7 @@ from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.endpoints import EndpointEngine
 from vllm_redrafter.data.generation import generate_data
-from vllm_redrafter.data.settings import (
-    GenerationSettings,
-    SamplingSettings,
-)
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 
 pytestmark = pytest.mark.engine
@@ -42,11 +39,7 @@ def address(
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(APPENDING)
     # Whether drafting pays is not asked: the oracle's trees are to be used.
-    speculative = {
-        "model": str(oracle_drafter),
-        "num_speculative_tokens": 12,
-        "adaptive": False,
-    }
+    speculative = {"model": str(oracle_drafter), "num_speculative_tokens": 12, "adaptive": False}
     with server(
         f"{target} --chat-template {template} --dtype float32 --enforce-eager "
         f"--speculative-config {json.dumps(speculative, separators=(',', ':'))} "
