@@ -73,9 +73,12 @@ class Checkpoint:
     ) -> DraftHead:
         """The drafter in a dtype, checked; a ConfigError where weights are NaN or infinite.
 
-        Tensors go to the device one at a time; None leaves them where the files are mapped.
+        Tensors are copied, to the device one at a time: others may write to the files meanwhile.
         """
-        tensors = {name: _to(t, dtype, device) for name, t in self._tensors().items()}
+        tensors = {
+            name: t.to(device, dtype if t.is_floating_point() else torch.int64, copy=True)
+            for name, t in self._tensors().items()
+        }
         drafter = build_drafter(self.head, tensors)
         _check_finite(str(self.weights), drafter, dtype)
         return drafter
@@ -127,14 +130,9 @@ def build_drafter(config: HeadConfig, tensors: Mapping[str, Tensor]) -> DraftHea
     """A drafter for inference of checked tensors by our names."""
     with torch.device("meta"):
         drafter = build_head(config)
-    drafter.load_state_dict({name: _to(t) for name, t in tensors.items()}, assign=True)
+    own = {name: t if t.is_floating_point() else t.long() for name, t in tensors.items()}
+    drafter.load_state_dict(own, assign=True)
     return drafter.eval().requires_grad_(False)
-
-
-def _to(
-    tensor: Tensor, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Tensor:
-    return tensor.to(device, dtype if tensor.is_floating_point() else torch.int64)
 
 
 def verifier_of(config: Mapping[str, Any]) -> str | None:

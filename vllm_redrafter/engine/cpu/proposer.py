@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafter at work: from the last hidden states to the next step's token trees."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.search import search
@@ -36,9 +39,13 @@ class TreeProposer(Proposer[Tensor]):
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
         if self.checkpoint is not None:
-            self.drafter = packed_form(self.checkpoint.load(self.dtype), packed)
-            self.hidden_width = self.drafter.config.hidden_width
+            self.replacement(self.checkpoint)()
+            self.hidden_width = self.checkpoint.head.hidden_width
             self.embed = shared_embedding(target)
+
+    def replacement(self, checkpoint: Checkpoint) -> Callable[[], object]:
+        """Read another one and pack it; returns what puts it in the drafter's place."""
+        return partial(setattr, self, "drafter", packed_form(checkpoint.load(self.dtype), packed))
 
     def explore(self, states: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """Search from `states` [R, (1 + n) H] and the last sampled tokens [R] int64."""

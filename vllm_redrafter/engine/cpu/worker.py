@@ -22,6 +22,7 @@ from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.runner import CPUTreeModelRunner
 from vllm_redrafter.engine.cpu.verification import verification_step
 from vllm_redrafter.engine.published import Publisher
+from vllm_redrafter.engine.replacement import swap
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils.names import CPU_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
@@ -89,6 +90,10 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         if costs is None:
             return {}
         return {"draft": [*map(tuple, costs.draft)], "verify": [*map(tuple, costs.verify)]}
+
+    def redrafter_swap(self, model: str, revision: str | None = None) -> dict[str, str] | None:
+        """See `swap`; `model` is a folder on this machine, or a hub id."""
+        return swap(self.model_runner.proposer, model, revision, None)
 
     def reset_redrafter_stats(self) -> None:
         """Zero the counters, for `LLM.collective_rpc`."""

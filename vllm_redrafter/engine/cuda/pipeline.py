@@ -12,12 +12,11 @@ behind the tokens that vLLM sends of step T and earlier stages take in step T + 
 """
 
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.distributed.parallel_state import get_pp_group
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.pp_utils import PendingRecv, PPHandler, compute_need_sampled_mask
@@ -29,16 +28,6 @@ from vllm_redrafter.utils.errors import ConfigError
 
 UNREAD_STEPS = "unread_steps"
 """The attribute of a SchedulerOutput: how many steps before it have outputs that were not read."""
-
-
-def of_all_stages(reasons: list[str]) -> list[str]:
-    """Each stage's reasons, on all stages: a collective call."""
-    pp = get_pp_group()
-    if pp.world_size == 1:
-        return reasons
-    found: list[list[str]] = [[]] * pp.world_size
-    torch.distributed.all_gather_object(found, reasons, group=pp.cpu_group)
-    return list(dict.fromkeys(chain.from_iterable(found)))
 
 
 def hand_on_aux_hidden_states(target: nn.Module) -> None:

@@ -68,13 +68,13 @@ from vllm_redrafter.engine.cuda.pipeline import (
     UNREAD_STEPS,
     TreePPHandler,
     hand_on_aux_hidden_states,
-    of_all_stages,
 )
 from vllm_redrafter.engine.cuda.refusals import state_obstacles
 from vllm_redrafter.engine.cuda.schedule import max_admitted_rows, max_step_rows
 from vllm_redrafter.engine.cuda.scheduler import PendingOutput
 from vllm_redrafter.engine.cuda.speculator import WITHOUT_BUDGET, TreeSpeculator
 from vllm_redrafter.engine.cuda.verification import TreeTable
+from vllm_redrafter.engine.replacement import of_all_ranks, read_replacement
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states
 from vllm_redrafter.utils.errors import ConfigError
@@ -204,7 +204,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         )
         kwargs |= {"varlen_decode": trims, "plain_steps": plain_steps}
         # Stages hand on as many rows as a graph has, so all have the same graphs.
-        obstacles = of_all_stages(list(self.model_state.mixed_obstacles()))
+        obstacles = of_all_ranks(list(self.model_state.mixed_obstacles()))
         return TreeGraphManager(*args, mixed_obstacles=obstacles, **kwargs)
 
     def gather_batch_req_state(
@@ -277,23 +277,14 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         and where a reloaded fp8 cache has other scales than CUDA graphs hold.
         """
         from_files = not (args or kwargs)
-        speculator = self.speculator if from_files else None
-        tensors: dict[str, Tensor] = {}
-        refused = []
-        try:
-            tensors = speculator.read_again() if speculator is not None else {}
-        except ConfigError as error:
-            refused = [str(error)]
-        for reason in of_all_stages(refused):
-            if not refused:
-                return  # the last stage says it: vLLM reads the first error of several alone
-            raise ConfigError(reason)
+        replace_drafter = read_replacement(self.speculator if from_files else None)
+        if replace_drafter is None:
+            return
         scales = self._cache_scales()
         super().reload_weights(*args, **kwargs)
         if self._embedding is not None:
             self._embedding.copy()
-        if speculator is not None:
-            speculator.replace_weights(tensors)
+        replace_drafter()
         graphs = self.cudagraph_manager.graphs if self.cudagraph_manager else None
         if graphs and self._cache_scales() != scales:
             raise ConfigError(
@@ -325,7 +316,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
                 *layers_without_trees(vllm_config, TreeAttentionBackend),
                 *state_obstacles(vllm_config, model),
             ]
-            reasons = of_all_stages(of_this_stage)
+            reasons = of_all_ranks(of_this_stage)
             if not reasons:
                 return TreeModelState(vllm_config, model, *args, table=self.table)
             logger.info(ANNOUNCEMENT, "; ".join(reasons))

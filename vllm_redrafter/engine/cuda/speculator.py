@@ -44,7 +44,6 @@ from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_
 from vllm_redrafter.tree.sharding import VocabularyShard
 from vllm_redrafter.triton_kernels.build_tree import NodeLimits, build_tree
 from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
-from vllm_redrafter.utils.errors import ConfigError
 
 logger = init_logger("vllm.redrafter")
 
@@ -144,7 +143,6 @@ class TreeSpeculator(BaseSpeculator):
         if self.checkpoint is None:
             return
         self.drafter = self._read_checkpoint(self.checkpoint, self.device)
-        self._shapes = _shapes_of(self.drafter.state_dict())
         self.embed = shared_embedding(target)
         self.recorded = self.checkpoint.acceptance
         if self.confidence is not None:
@@ -167,26 +165,10 @@ class TreeSpeculator(BaseSpeculator):
             if length
         }
 
-    def read_again(self) -> dict[str, Tensor]:
-        """The checkpoint's tensors now; ConfigError where it is unreadable or of other shapes."""
-        if self.checkpoint is None:
-            return {}
-        now = Checkpoint.open(self.checkpoint.model, self.checkpoint.revision)
-        tensors = self._read_checkpoint(now, None).state_dict()
-        shapes, known = _shapes_of(tensors), self._shapes
-        if shapes != known:
-            changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
-            raise ConfigError(
-                f"{now.model}: tensors are of other shapes than those in use: "
-                + ", ".join(f"{n} {known.get(n)} -> {shapes.get(n)}" for n in changed)
-                + "; restart the engine to use this drafter"
-            )
-        return tensors
-
-    def replace_weights(self, tensors: dict[str, Tensor]) -> None:
-        """Copy what `read_again` read into the memory whose addresses CUDA graphs hold."""
-        if self.checkpoint is not None:
-            self.drafter.load_state_dict(tensors)
+    def replacement(self, checkpoint: Checkpoint) -> Callable[[], object]:
+        """Read another one; returns what copies it to where CUDA graphs read the drafter."""
+        tensors = self._read_checkpoint(checkpoint, None).state_dict()
+        return partial(self.drafter.load_state_dict, tensors)
 
     def _read_checkpoint(self, checkpoint: Checkpoint, device: torch.device | None) -> DraftHead:
         drafter = checkpoint.load(self.dtype, device)
@@ -374,10 +356,6 @@ class TreeSpeculator(BaseSpeculator):
 
     def _shape_of(self, length: int) -> SearchShape:
         return SearchShape(self._search_shape.beam_width if length else 0, length)
-
-
-def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
 def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:

@@ -13,6 +13,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
 from vllm_redrafter.engine.published import Publisher
+from vllm_redrafter.engine.replacement import read_replacement, swap
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 
@@ -23,7 +24,7 @@ class TreeWorker(WorkerBase):
     """A V2 worker that counts, checks recurrent states' memory, and wakes the drafter up."""
 
     model_runner: GPUTreeModelRunner
-    _is_drafter_lost = False
+    _sleep_level = 0  # of the drafter's weights
 
     def init_device(self) -> None:
         super().init_device()
@@ -67,15 +68,20 @@ class TreeWorker(WorkerBase):
 
     def sleep(self, level: int = 1) -> None:
         super().sleep(level)
-        self._is_drafter_lost |= level == 2
+        self._sleep_level = max(self._sleep_level, level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """As vLLM does; then read the drafter again if its weights are lost."""
         super().wake_up(tags)
-        if self._is_drafter_lost and (tags is None or "weights" in tags):
-            if (speculator := self.model_runner.speculator) is not None:
-                speculator.replace_weights(speculator.read_again())
-            self._is_drafter_lost = False
+        if tags is None or "weights" in tags:
+            level, self._sleep_level = self._sleep_level, 0
+            if level == 2 and (replace := read_replacement(self.model_runner.speculator)):
+                replace()
+
+    def redrafter_swap(self, model: str, revision: str | None = None) -> dict[str, str] | None:
+        """See `swap`; `model` is a folder on the workers' machines, or a hub id."""
+        asleep = "the engine sleeps: wake it up first" if self._sleep_level else None
+        return swap(self.model_runner.speculator, model, revision, asleep)
 
 
 class ReDrafterWorker(TreeWorker, Worker):

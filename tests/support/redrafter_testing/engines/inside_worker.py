@@ -19,8 +19,9 @@ def match_probabilities(worker: Any) -> list[Any]:
 
 def reload_drafter(worker: Any) -> None:
     """As after sleep level 2."""
-    speculator = worker.model_runner.speculator
-    speculator.replace_weights(speculator.read_again())
+    from vllm_redrafter.engine.replacement import read_replacement
+
+    read_replacement(worker.model_runner.speculator)()
 
 
 def keep_draft_starts(worker: Any) -> None:
@@ -93,13 +94,13 @@ def pretend_graphs_with_other_scales(worker: Any) -> None:
     runner, layer = worker.model_runner, attention_layers(worker)[0]
     runner.cudagraph_manager.graphs["captured"] = None
     worker.dtype_of_layer, layer.kv_cache_dtype = layer.kv_cache_dtype, "fp8"
-    replace = runner.speculator.replace_weights
+    read = runner.speculator.replacement
 
-    def replace_and_scale(tensors: dict[str, torch.Tensor]) -> None:
-        replace(tensors)
-        layer._k_scale_float /= 2
+    def read_and_scale(checkpoint: Any) -> Any:
+        put = read(checkpoint)
+        return lambda: (put(), setattr(layer, "_k_scale_float", layer._k_scale_float / 2))
 
-    runner.speculator.replace_weights = replace_and_scale
+    runner.speculator.replacement = read_and_scale
 
 
 def pretend_no_graphs(worker: Any) -> None:
@@ -107,7 +108,7 @@ def pretend_no_graphs(worker: Any) -> None:
     layer.kv_cache_dtype = worker.dtype_of_layer
     layer._k_scale_float *= 2
     worker.model_runner.cudagraph_manager.graphs.clear()
-    del worker.model_runner.speculator.replace_weights
+    del worker.model_runner.speculator.replacement
 
 
 def attention_layers(worker: Any) -> list[Any]:
