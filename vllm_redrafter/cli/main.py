@@ -119,6 +119,24 @@ def _chat(
         run.serve_and_chat(drafter, context.args, settings)
 
 
+@app.command("swap")
+def _swap(
+    drafter: Annotated[
+        str, typer.Argument(metavar="DRAFTER", help="A folder that the server reads, or a hub id.")
+    ],
+    url: Annotated[
+        str, typer.Option(help="A vLLM server, started with VLLM_SERVER_DEV_MODE=1.")
+    ] = "http://localhost:8000",
+) -> None:
+    """Let a running server go on with another drafter, of the same head and sizes.
+
+    One that is broken or does not fit is refused, and the old one stays.
+    """
+    from vllm_redrafter.cli.swap import swap_drafter
+
+    typer.echo(f"{url} drafts with {swap_drafter(drafter, url)} now")
+
+
 @app.command("trace")
 def _trace(
     target: TargetName,
