@@ -3,7 +3,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +20,7 @@ from redrafter_testing.models.checkpoints import (
     edit_config,
     edit_tensors,
 )
-from vllm_redrafter.checkpoints import conversion, drafter_files
+from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
@@ -30,7 +29,6 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
 REDUCED = RecurrentConfig(11, 4, exit_dim=6, draft_vocab_size=3)
-FUSED = replace(REDUCED, draft_vocab_size=None, target_layers=(1, 3))
 ALL_TOKENS = [PROJECTED, PLAIN, BARE]
 KEPT = torch.tensor([2, 3, 9])
 TRAINING = {"settings": {"loss": "kl"}, "result": {"steps": 7}}
@@ -61,20 +59,17 @@ def assert_bits(folder: Path, expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("config", ALL_TOKENS, ids=["projected", "plain", "bare"])
-def test_a_round_trip_through_apples_form_is_bit_exact(
+def test_a_conversion_is_bit_exact(
     tmp_path: Path, config: RecurrentConfig, dtype: torch.dtype
 ) -> None:
     drafter = new_drafter(config, dtype)
     # Bits that arithmetic would lose.
     drafter.vocabulary_layer.weight[0, :3] = torch.tensor([-0.0, torch.nan, -torch.inf])
     save_drafter(drafter, tmp_path / "a")
-    convert(str(tmp_path / "a"), tmp_path / "b", to="apple")
-    convert(str(tmp_path / "b"), tmp_path / "c")
+    convert(str(tmp_path / "a"), tmp_path / "b")
     assert_bits(tmp_path / "b", drafter.state_dict())
-    assert_bits(tmp_path / "c", drafter.state_dict())
-    for name in "bc":
-        assert Checkpoint.open(str(tmp_path / name)).head == config
-    assert (tmp_path / "a/config.json").read_text() == (tmp_path / "c/config.json").read_text()
+    assert Checkpoint.open(str(tmp_path / "b")).head == config
+    assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
 
 
 def test_our_own_form_keeps_the_draft_vocabulary_and_the_records(
@@ -93,11 +88,8 @@ def test_our_own_form_keeps_the_draft_vocabulary_and_the_records(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("to", ["own", "apple"])
-def test_a_dtype_is_converted_to_and_recorded(
-    source: Path, destination: Path, dtype: str, to: conversion.Layout
-) -> None:
-    convert(str(source), destination, to, dtype=dtype)
+def test_a_dtype_is_converted_to_and_recorded(source: Path, destination: Path, dtype: str) -> None:
+    convert(str(source), destination, dtype=dtype)
     assert_bits(destination, new_drafter(PROJECTED, getattr(torch, dtype)).state_dict())
     assert json.loads((destination / "config.json").read_text())["torch_dtype"] == dtype
 
@@ -110,43 +102,6 @@ def test_numbers_too_large_for_a_dtype_are_refused_with_their_tensor(
         convert(str(source), destination, dtype="float16")
     assert not destination.exists()
     convert(str(source), destination, dtype="bfloat16")
-
-
-def test_apples_form_has_apples_entries_alone(source: Path, destination: Path) -> None:
-    more = {"training": TRAINING, "speculators_config": {"verifier": {"name_or_path": "target"}}}
-    edit_config(source, lambda values: values.update(more))
-    notes = convert(str(source), destination, to="apple")
-    assert any("training record and verifier" in note for note in notes)
-    assert json.loads((destination / "config.json").read_text()) == {
-        "model_type": "recurrent_drafting_drafter",
-        "architectures": ["Drafter"],
-        "vocab_size": 11,
-        "hidden_size": 4,
-        "exit_dim": 6,
-        "num_draft_layers": 2,
-        "rnn": True,
-        "num_lookback_tokens": -1,
-        "torch_dtype": "float32",
-    }
-
-
-@pytest.mark.parametrize(
-    ("config", "verifier", "message"),
-    [
-        (REDUCED, None, r"ranks 3 of 11 tokens.*Apple's code ranks all tokens"),
-        (FUSED, None, r"reads layers 1, 3 of the target, and Apple's code"),
-        (PROJECTED, "org/target", r"--verifier: Apple's config\.json has no place for it"),
-    ],
-)
-def test_what_apples_form_cannot_hold_is_refused(
-    tmp_path: Path, destination: Path, config: RecurrentConfig, verifier: Any, message: str
-) -> None:
-    write(tmp_path / "a", config)
-    with pytest.raises(ConfigError, match=message):
-        convert(str(tmp_path / "a"), destination, to="apple", verifier=verifier)
-    assert not destination.exists()
-    convert(str(tmp_path / "a"), destination)
-    assert Checkpoint.open(str(destination)).head == config
 
 
 @pytest.mark.parametrize("config", [*ALL_TOKENS, REDUCED])
@@ -309,11 +264,7 @@ def test_the_command_converts_and_says_what_it_did(source: Path, destination: Pa
     assert values["torch_dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("option", "message"), [("to", "must be one of own, apple"), ("dtype", "one of float32, bfl")]
-)
-def test_forms_and_dtypes_that_there_are_not_are_refused(
-    source: Path, destination: Path, option: str, message: str
-) -> None:
-    result = command(source, destination, f"--{option}", "eagle")
-    assert result.exit_code == 1 and message in result.output and not destination.exists()
+def test_a_dtype_that_there_is_not_is_refused(source: Path, destination: Path) -> None:
+    result = command(source, destination, "--dtype", "eagle")
+    assert result.exit_code == 1 and "one of float32, bfl" in result.output
+    assert not destination.exists()

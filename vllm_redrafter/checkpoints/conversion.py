@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-redrafter convert`: from every known form of a checkpoint to ours, or to Apple's."""
+"""`vllm-redrafter convert`: from every known form of a checkpoint to ours."""
 
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,13 +21,12 @@ from vllm_redrafter.checkpoints.reading import (
 )
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_tensors
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
-from vllm_redrafter.checkpoints.writing import save_drafter, write_files
+from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import NAMES, build_head, heads, written_types
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_folder
 
-Layout = Literal["own", "apple"]
 RECORDS = ("training", ENTRY)
 """Entries of config.json that stay as they are."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,18 +45,16 @@ class _Source:
 def convert(
     source: str,
     destination: str | Path,
-    to: Layout = "own",
     verifier: str | None = None,
     dtype: str | None = None,
     draft_vocabulary: tuple[Tensor, int] | None = None,
 ) -> list[str]:
-    """Write a checkpoint in another form; if the dtype stays, every number stays bit for bit.
+    """Write a checkpoint in our form; if the dtype stays, every number stays bit for bit.
 
     Args:
         source: folder or hub id; our tensor names, Apple's or TensorRT-LLM's, as safetensors or
             as pickled state dict, in one file or in shards.
         destination: folder to make; it appears when it is complete.
-        to: `own`; or `apple`, for Apple's `recurrent_drafting`.
         verifier: the target's name; None keeps the source's, as with `dtype`.
         draft_vocabulary: the target's tokens that are ranked from now on, ascending int64, and of
             how many; None keeps the source's. Embeddings stay whole.
@@ -65,36 +62,26 @@ def convert(
     Returns:
         Notes, a sentence each: files read, sizes taken from the tensors, and what was left out.
     """
-    if to not in get_args(Layout):
-        raise ConfigError(f"--to must be one of {', '.join(get_args(Layout))}, got {to!r}")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if to == "apple" and verifier is not None:
-        raise ConfigError("--verifier: Apple's config.json has no place for it; leave it out")
     folder = _free_folder(destination)
     read = _read(source)
     if draft_vocabulary is not None:
         read = _ranking(source, read, *draft_vocabulary)
-    notes = list(read.notes)
-    if to == "apple":
-        notes += _check_fits_apple(source, read)
     tensors = read.tensors if dtype is None else _to_dtype(read.tensors, DTYPES[dtype])
     drafter = build_drafter(read.config, tensors)
     card, note = _model_card(source)
     try:
         with whole_folder(folder) as partial:
-            if to == "apple":
-                write_files(drafter, partial, to, {})
-            else:
-                target = verifier or read.verifier
-                save_drafter(drafter, partial, target, read.shape, **read.records)
+            target = verifier or read.verifier
+            save_drafter(drafter, partial, target, read.shape, **read.records)
             if card:
                 shutil.copyfile(card, partial / CARD_FILE)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{folder} could not be written: {error}; make room, or give another destination"
         ) from error
-    return notes + note
+    return read.notes + note
 
 
 def _sizes(
@@ -170,30 +157,6 @@ def _ranking(source: str, read: _Source, kept: Tensor, vocab_size: int) -> _Sour
     records = {entry: value for entry, value in read.records.items() if entry != ENTRY}
     config = replace(config, draft_vocab_size=len(kept))
     return replace(read, config=config, tensors=tensors, records=records)
-
-
-def _check_fits_apple(source: str, read: _Source) -> list[str]:
-    """Refuse what Apple's code cannot run; say what its config.json cannot hold."""
-    config = read.config
-    refusals = {
-        f"has a head of model_type {config.model_type!r}, which Apple's code does not know: leave "
-        "--to out": "apple" not in heads()[config.model_type].layouts,
-        f"ranks {config.draft_vocab_size} of {config.vocab_size} tokens (d2t); Apple's code ranks "
-        "all tokens and would take a draft token's index for a token: train without "
-        "--draft-vocab-size for it": config.draft_vocab_size is not None,
-        f"reads layers {', '.join(map(str, config.target_layers))} of the target, and Apple's code "
-        "gives its drafters the last hidden state alone: train with --target-layers none for "
-        "it": bool(config.target_layers),
-        "has a selector, which Apple's code does not know: convert the drafter that it was added "
-        "to": config.selector is not None,
-    }
-    for refusal, applies in refusals.items():
-        if applies:
-            raise ConfigError(f"{source!r} {refusal}")
-    records = {f"{entry} record": value for entry, value in read.records.items()}
-    entries = {**records, "verifier": read.verifier, "shape": read.shape}
-    left_out = " and ".join(name for name, value in entries.items() if value)
-    return [f"left out, having no place in Apple's config.json: {left_out}"] if left_out else []
 
 
 def _to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -42,14 +42,7 @@ def save_drafter(
     if shape:
         method = {"proposal_type": METHOD, **_proposal(shape, drafter.config)}
         recorded |= {"default_proposal_method": METHOD, "proposal_methods": [method]}
-    write_files(drafter, Path(folder), "own", {ENTRY: recorded, **extra})
-
-
-def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[str, Any]) -> None:
-    """Write config.json, with further entries, and model.safetensors into a new or old folder.
-
-    `layout` is "own", or one of the head's `layouts`.
-    """
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Copies: safetensors refuses tensors that share memory, as a pickle's may.
     tensors = {
@@ -59,10 +52,11 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = {
         "model_type": drafter.config.model_type,
-        "architectures": [drafter.layouts.get(layout, type(drafter).__name__)],
+        "architectures": [type(drafter).__name__.replace("Head", "Drafter")],
         **{k: v for k, v in asdict(drafter.config).items() if v not in (None, ())},
         "torch_dtype": str(drafter.dtype).removeprefix("torch."),
-        **further,
+        ENTRY: recorded,
+        **extra,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
     # safetensors makes its files readable by their owner alone; a server may run as another user.

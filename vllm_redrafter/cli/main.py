@@ -210,12 +210,6 @@ def _convert(
     destination: Annotated[
         Path, typer.Argument(metavar="DST", help="Folder to write; it must not have any content.")
     ],
-    to: Annotated[
-        str,
-        typer.Option(
-            help="Format to write: own is what vLLM serves, apple what recurrent_drafting reads."
-        ),
-    ] = "own",
     verifier: Annotated[
         str | None,
         typer.Option(
@@ -242,7 +236,7 @@ def _convert(
         Path | None, typer.Option(help="What generate-data wrote, for --draft-vocab-size.")
     ] = None,
 ) -> None:
-    """Write a drafter's checkpoint in another form; in the same dtype, bit for bit the same."""
+    """Write a drafter's checkpoint in our form; in the same dtype, bit for bit the same."""
     from vllm_redrafter.checkpoints.conversion import convert
 
     if (draft_vocab_size is None) != (data is None):
@@ -257,8 +251,7 @@ def _convert(
         rows = DatasetRows(written, range(len(written)), max_length=2**31 - 1)
         tokens, share = most_used_tokens(rows, info.vocab_size, draft_vocab_size)
         kept = tokens, info.vocab_size
-    form: Any = to  # which `convert` checks
-    for note in convert(source, destination, form, verifier, dtype, kept):
+    for note in convert(source, destination, verifier, dtype, kept):
         typer.echo(note)
     if kept is not None:
         typer.echo(f"ranks {share:.2%} of what the target wrote there, and cannot draft the rest")

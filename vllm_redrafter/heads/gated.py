@@ -15,7 +15,6 @@ factor per entry. Nothing but V, whose rows begin as the target's, depends on ho
 embedding's and the hidden state's numbers are.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +41,6 @@ class GatedConfig(HeadConfig):
 
 class GatedHead(DraftHead):
     config_class = GatedConfig
-    layouts: ClassVar[Mapping[str, str]] = {"own": "GatedDrafter"}
 
     config: GatedConfig
 

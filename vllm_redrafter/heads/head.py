@@ -258,9 +258,6 @@ class DraftHead(nn.Module, SearchHead):
     """
 
     config_class: ClassVar[type[HeadConfig]]
-    layouts: ClassVar[Mapping[str, str]] = {}
-    """What `convert --to` can write besides: from its name to the class in config.json's
-    architectures; "own" where ours is not called as the head's class is."""
     others_names: ClassVar[Sequence[tuple[re.Pattern[str], str]]] = ()
     """From names of tensors in other programs' checkpoints to ours."""
 

@@ -94,7 +94,6 @@ class RecurrentHead(DraftHead):
     """Apple's draft head."""
 
     config_class = RecurrentConfig
-    layouts: ClassVar[Mapping[str, str]] = {"own": "RecurrentDrafter", "apple": "Drafter"}
     others_names = _OLD_NAMES
 
     config: RecurrentConfig
