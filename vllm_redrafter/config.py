@@ -68,8 +68,7 @@ class ReDrafterConfig:
         candidates: C, how many tokens the nodes of each level below the first choose from, ranked
             for the whole draft at once; 0 ranks the vocabulary at every level.
 
-    Raises:
-        ConfigError: a value is out of range; the message names the limit.
+    ConfigError: a value is out of range; the message names the limit.
     """
 
     num_speculative_tokens: int

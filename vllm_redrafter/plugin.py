@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stays changed in vLLM, in one file; docs/upstream.md says what would replace it.
 
-vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Seven of
+vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Eight of
 vLLM's methods are wrapped, and act only where ReDrafter is asked for:
 
 - `EngineArgs.create_engine_config`: recognise the request, validate, choose our worker. vLLM's
@@ -13,13 +13,16 @@ vLLM's methods are wrapped, and act only where ReDrafter is asked for:
 - `VllmConfig._maybe_disable_dynamic_sd_for_v1` (from 0.33): so is K by batch size.
 - `AsyncLLM.__init__`: adds our stat logger to its argument `stat_loggers`.
 - `InputProcessor.process_inputs`: a request whose input comes in pieces gets no drafts, as vLLM's
-  synchronous scheduler keeps accepted tokens behind a stop.
+  synchronous scheduler keeps accepted tokens behind a stop. And a request takes its `cache_salt`
+  with it: workers keep apart the answers of different ones.
+- `EngineCore.reset_prefix_cache`: workers forget earlier answers too.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -29,7 +32,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import ANNOUNCEMENT, NODES_WITH_STATES, as_chain
 from vllm_redrafter.engine.refusals import REMEDY_CHAIN
-from vllm_redrafter.engine.request_options import FLAT_KEY, check_request
+from vllm_redrafter.engine.request_options import FLAT_KEY, SALT_KEY, check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.engine.speculative_config import (
     OF_DRAFTER,
@@ -61,6 +64,9 @@ def register() -> None:
     _wrap(VllmConfig, "_get_v2_model_runner_unsupported_features", _unsupported_by_v2)
     _wrap(VllmConfig, "__post_init__", _post_init)
     _wrap(VllmConfig, "_maybe_disable_dynamic_sd_for_v1", _disable_dynamic_k)
+    # Where an engine's core runs it is imported by now; elsewhere that would take long.
+    if core := sys.modules.get("vllm.v1.engine.core"):
+        _wrap(core.EngineCore, "reset_prefix_cache", _reset_prefix_cache)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -134,9 +140,11 @@ def _create_engine_config(
         parallel.distributed_executor_backend = engine.executor
     engine.apply_default_schedule(vllm_config)
     _watch_counters(args, vllm_config)
-    # Here, as it takes long to import, and workers do not need it.
+    # Here, as they take long to import, and workers do not need them.
+    from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.input_processor import InputProcessor
 
+    _wrap(EngineCore, "reset_prefix_cache", _reset_prefix_cache)
     _wrap(InputProcessor, "process_inputs", _process_inputs)
     return vllm_config
 
@@ -286,15 +294,33 @@ def start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) ->
 
 def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **kwargs: Any) -> Any:
     request = original(processor, *args, **kwargs)
-    if request.resumable and _speculates(processor.vllm_config):
+    params = request.sampling_params
+    if params is None or not _speculates(processor.vllm_config):
+        return request
+    options = {}
+    if request.resumable:
         from vllm.logger import init_logger
 
         init_logger("vllm.redrafter").warning_once(
             "Requests whose input comes in pieces (streaming input) are decoded without drafts"
         )
-        params = request.sampling_params
-        params.extra_args = {**(params.extra_args or {}), FLAT_KEY: 0}
+        options[FLAT_KEY] = 0
+    if request.cache_salt is not None:
+        options[SALT_KEY] = request.cache_salt
+    if options:
+        params.extra_args = {**(params.extra_args or {}), **options}
     return request
+
+
+# EngineCore.reset_prefix_cache
+
+
+def _reset_prefix_cache(
+    original: Callable[..., bool], core: Any, *args: Any, **kwargs: Any
+) -> bool:
+    if core.vllm_config.parallel_config.worker_cls == names.CPU_WORKER:
+        core.model_executor.collective_rpc("reset_earlier_answers")
+    return original(core, *args, **kwargs)
 
 
 # VllmConfig

@@ -13,13 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
-from redrafter_testing.models.checkpoints import (
-    BARE,
-    PLAIN,
-    PROJECTED,
-    edit_config,
-    edit_tensors,
-)
+from redrafter_testing.models.checkpoints import BARE, PLAIN, PROJECTED, edit_config, edit_tensors
 from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter

@@ -78,8 +78,7 @@ def test_the_data_cannot_end_its_script_and_nothing_is_asked_of_the_network() ->
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize(
-    ("keys", "step"),
-    [(["ArrowRight"], 1), (["End", "Home"], 0), (["Home", "End"], 2)],
+    ("keys", "step"), [(["ArrowRight"], 1), (["End", "Home"], 0), (["Home", "End"], 2)]
 )
 def test_keys_move_to_a_step_and_its_nodes_are_drawn(
     keys: list[str], step: int, tmp_path: Path

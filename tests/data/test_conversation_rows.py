@@ -111,13 +111,13 @@ UNUSABLE: dict[str, list[tuple[Any, str]]] = {
         (
             {"messages": [*OPENAI[:2], TOOL, *OPENAI[2:]]},
             r"'messages'\[2\]: unknown role 'tool'; expected one of system, deve",
-        ),
+        )
     ],
     "with a late system message": [
         (
             {"messages": [*OPENAI, {"role": "system", "content": "Be kind."}]},
             r"'messages'\[4\] is a system message; one must",
-        ),
+        )
     ],
     "without a word from the user": [
         (row, "the user says nothing$")

@@ -28,10 +28,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 INFO = DatasetInfo("here", "a", "b", None, "c", 5, 2, 10, sampling=SamplingSettings(top_k=5))
 ONE_SHARD = replace(INFO, num_conversations=2)
-ROWS = [
-    Row(0, [1, 2, 3], [False, True, True]),
-    Row(1, [4, 5], [False, True]),
-]
+ROWS = [Row(0, [1, 2, 3], [False, True, True]), Row(1, [4, 5], [False, True])]
 
 
 def columns(rows: list[Row], names: list[str]) -> dict[str, list[object]]:

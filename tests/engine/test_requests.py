@@ -17,11 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from redrafter_testing.engines import searched_texts
 from redrafter_testing.engines.cpu_engine import cpu_engine
-from redrafter_testing.engines.forked_engine import (
-    Engine,
-    answers_by_priority,
-    answers_in_sessions,
-)
+from redrafter_testing.engines.forked_engine import Engine, answers_by_priority, answers_in_sessions
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of, tokens_of

@@ -162,9 +162,7 @@ def test_a_model_without_trees_is_refused_for_its_reason(reason: str, name: str)
     assert "use mlx_lm.generate without a drafter" in str(refusal.value)
 
 
-def test_models_and_layers_that_cannot_be_read_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_models_and_layers_that_cannot_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     flat, model = nn.Module(), tiny_model("llama")
     flat.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
     with pytest.raises(ConfigError, match="no module in it has all of its layers"):

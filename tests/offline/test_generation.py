@@ -56,8 +56,7 @@ GREEDY = GenerationSettings(
     engine=EngineSettings(engine_args='{"enforce_eager": true}'),
 )
 SAMPLED = replace(
-    GREEDY,
-    sampling=replace(GREEDY.sampling, temperature=0.9, top_p=0.95, top_k=50, seed=3),
+    GREEDY, sampling=replace(GREEDY.sampling, temperature=0.9, top_p=0.95, top_k=50, seed=3)
 )
 NUM_PROMPTS = 32
 

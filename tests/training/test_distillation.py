@@ -43,9 +43,7 @@ def batch() -> TextBatch:
     generated = torch.ones(B, T, dtype=torch.bool)
     generated[0, :2] = generated[0, 6:7] = generated[1, :1] = False
     return TextBatch(
-        torch.randint(V, (B, T), generator=generator),
-        generated,
-        torch.arange(T).expand(B, T),
+        torch.randint(V, (B, T), generator=generator), generated, torch.arange(T).expand(B, T)
     )
 
 

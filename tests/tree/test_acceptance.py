@@ -63,8 +63,7 @@ def assert_walked(accepted: AcceptedPath, tree: TokenTree, sampled: Tensor) -> N
 
 
 some_nodes = st.builds(
-    Nodes.grow,
-    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, VOCAB - 1)), max_size=14),
+    Nodes.grow, st.lists(st.tuples(st.integers(0, 1000), st.integers(0, VOCAB - 1)), max_size=14)
 )
 
 

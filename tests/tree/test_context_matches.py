@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from redrafter_testing.algorithm.context_matches import search_and_paths, slow_matches
 from vllm_redrafter.tree.beam_search import ExploredNodes
-from vllm_redrafter.tree.context_matches import (
-    ContextMatches,
-    find_matches,
-    joined,
-    with_matches,
-)
+from vllm_redrafter.tree.context_matches import ContextMatches, find_matches, joined, with_matches
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 

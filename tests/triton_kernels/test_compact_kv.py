@@ -82,11 +82,7 @@ class Caches:
 
 
 def step(
-    device: torch.device,
-    paths: Sequence[Sequence[int]],
-    caches: Caches,
-    *,
-    seed: int = 0,
+    device: torch.device, paths: Sequence[Sequence[int]], caches: Caches, *, seed: int = 0
 ) -> dict[str, Tensor]:
     """What `compact_kv` takes besides the caches, with garbage where it must not look.
 
@@ -157,10 +153,7 @@ some_paths = st.sets(st.integers(1, 20), max_size=8).map(
     seed=st.integers(0, 100),
 )
 def test_whatever_the_paths_the_rows_are_those_of_the_loop(
-    compact: Callable[..., None],
-    paths: list[list[int]],
-    caches: Caches,
-    seed: int,
+    compact: Callable[..., None], paths: list[list[int]], caches: Caches, seed: int
 ) -> None:
     compact(caches, paths, seed=seed)
 

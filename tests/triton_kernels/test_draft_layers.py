@@ -146,11 +146,7 @@ def test_the_last_norm_is_scaled(device: torch.device, dtype: torch.dtype, hidde
 @pytest.mark.parametrize("scaled", [False, True], ids=["as it is", "normed"])
 @pytest.mark.parametrize(
     ("dtype", "requests", "beams", "count", "width"),
-    [
-        (torch.float32, 2, 3, 40, 70),
-        (torch.bfloat16, 1, 4, 33, 300),
-        (torch.float32, 2, 1, 1, 130),
-    ],
+    [(torch.float32, 2, 3, 40, 70), (torch.bfloat16, 1, 4, 33, 300), (torch.float32, 2, 1, 1, 130)],
 )
 def test_each_beam_is_multiplied_with_its_request_s_rows(
     device: torch.device,

@@ -9,12 +9,7 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.context_matches import search_and_paths
 from vllm_redrafter.tree.beam_search import ExploredNodes
-from vllm_redrafter.tree.context_matches import (
-    LONGEST_MATCH,
-    ContextMatches,
-    joined,
-    joint_scores,
-)
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches, joined, joint_scores
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers
 from vllm_redrafter.triton_kernels.join_matches import JoinedBuffers, SearchedNodes, join_matches
 

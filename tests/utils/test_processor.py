@@ -8,8 +8,7 @@ from vllm_redrafter.utils.processor import advice_on, fast_dtype
 
 
 @pytest.mark.parametrize(
-    ("capability", "is_fast"),
-    [("avx512_bf16", True), ("amx_bf16", True), ("cpu_name", False)],
+    ("capability", "is_fast"), [("avx512_bf16", True), ("amx_bf16", True), ("cpu_name", False)]
 )
 def test_bfloat16_is_for_processors_that_have_it(
     capability: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch

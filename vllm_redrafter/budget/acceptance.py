@@ -79,10 +79,7 @@ class AcceptanceEstimator:
     """
 
     def __init__(
-        self,
-        max_depth: int,
-        device: torch.device | str = "cpu",
-        kinds: tuple[int, ...] = (),
+        self, max_depth: int, device: torch.device | str = "cpu", kinds: tuple[int, ...] = ()
     ) -> None:
         """For nodes of depths 1 to `max_depth`; begin with the constants."""
         self.slope = torch.full((*kinds, 1), INITIAL_SLOPE, device=device)
@@ -136,14 +133,7 @@ class AcceptanceEstimator:
         bias = self.biases[(at.long() - 1).clamp(0, self.biases.shape[0] - 1)]
         p = torch.sigmoid(self.slope * f + bias)
         weight, residual = p * (1 - p), y - p
-        columns = [
-            weight * f * f,
-            weight * f,
-            weight,
-            residual * f,
-            residual,
-            torch.ones_like(f),
-        ]
+        columns = [weight * f * f, weight * f, weight, residual * f, residual, torch.ones_like(f)]
         self.statistics += by_depth @ torch.stack(columns, dim=1)
 
     def refit(self, kind: int | EllipsisType = ...) -> None:
@@ -189,10 +179,8 @@ class RefitSchedule:
 
 class SurvivalProfile:
     """How probable the nodes of the next search are to be accepted, before it is made: those of
-    greedy requests, and of sampled ones.
-
-    Attributes:
-        survival: [2, L, W] by level and rank within it, running means over drafts.
+    greedy requests, and of sampled ones. `survival`, [2, L, W], are running means over drafts, by
+    level and rank within it.
     """
 
     def __init__(

@@ -9,11 +9,7 @@ depth, of greedy and of sampled requests: a Beta distribution's mean, whose obse
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.tree.context_matches import (
-    LONGEST_EARLIER,
-    LONGEST_MATCH,
-    SHORTEST_EARLIER,
-)
+from vllm_redrafter.tree.context_matches import LONGEST_EARLIER, LONGEST_MATCH, SHORTEST_EARLIER
 
 PRIOR_WEIGHT = 8.0
 """Observations that the prior counts as."""

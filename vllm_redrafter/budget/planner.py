@@ -314,11 +314,7 @@ def draft_lengths(longest: int) -> tuple[int, ...]:
 
 
 class _Gain:
-    """A running mean of ratios, over the last drafts.
-
-    Attributes:
-        mean: 1 at first.
-    """
+    """A running mean of ratios, over the last drafts; 1 at first."""
 
     def __init__(self) -> None:
         self.mean, self._seen = 1.0, 0

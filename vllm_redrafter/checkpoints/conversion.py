@@ -14,11 +14,7 @@ from torch import Tensor
 from vllm_redrafter.checkpoints.acceptance import ENTRY
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.published_config import own_values
-from vllm_redrafter.checkpoints.reading import (
-    build_drafter,
-    shape_of,
-    verifier_of,
-)
+from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_tensors
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter

@@ -290,10 +290,7 @@ class _ServedTarget:
     """What a server has to serve, compared with the target's files: name, length and tokenizer.
 
     Its weights are compared with those of the first server that was asked for this data, by the
-    log-probabilities of `TEXT`.
-
-    Args:
-        length: in tokens; None for what the target allows.
+    log-probabilities of `TEXT`. `length` is in tokens; None for what the target allows.
     """
 
     def __init__(

@@ -11,23 +11,11 @@ from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
 from vllm_redrafter.utils.json_files import read_json
 
-ARCHITECTURE_FIELDS = (
-    "architectures",
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "sliding_window",
-    "tie_word_embeddings",
-)
+ARCHITECTURE_FIELDS = str.split("""
+architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers
+num_attention_heads num_key_value_heads head_dim hidden_act rope_theta rope_scaling rope_parameters
+sliding_window tie_word_embeddings
+""")
 """Of config.json. Its other fields say how a model is loaded or used, or which version wrote it."""
 
 NUM_PIECES = 64

@@ -23,11 +23,7 @@ FIRST_REFIT, LONGEST_REFIT = 4, 16
 
 
 class AcceptanceModel:
-    """An `AcceptanceEstimator` of greedy and of sampled requests.
-
-    Attributes:
-        slopes, biases: [2] and [2, L] float32, of either.
-    """
+    """An `AcceptanceEstimator` of greedy and of sampled requests: slopes [2], biases [2, L]."""
 
     def __init__(self, max_depth: int, recorded: PerSampling = NOTHING_RECORDED) -> None:
         self._estimator = AcceptanceEstimator(max_depth, kinds=(2,))

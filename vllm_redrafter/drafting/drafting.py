@@ -12,12 +12,13 @@ from torch import Tensor
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.drafting.acceptance_model import FIRST_REFIT, AcceptanceModel
+from vllm_redrafter.drafting.earlier_answers import AnswerStore
 from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.drafting.proposer import Draft, Proposer, States
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
-from vllm_redrafter.tree.context_matches import ContextMatches
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -125,8 +126,12 @@ class Drafting:
             tree, accepted.path, sources
         )
         kinds, on_path = sampled[of_request], match_lengths > 0
-        self.stats.matched_tokens += int(((sources[:, 1] > 0) & tree.is_node.numpy()).sum())
-        self.stats.accepted_matched_tokens += int(np.count_nonzero(on_path & was_accepted))
+        own, earlier = _by_source(sources[:, 1][tree.is_node.numpy()])
+        self.stats.matched_tokens += own
+        self.stats.earlier_tokens += earlier
+        own, earlier = _by_source(match_lengths[was_accepted])
+        self.stats.accepted_matched_tokens += own
+        self.stats.accepted_earlier_tokens += earlier
         self.proposer.match_acceptance.observe(
             kinds[on_path], match_lengths[on_path], depths[on_path], was_accepted[on_path]
         )
@@ -137,6 +142,12 @@ class Drafting:
 
     def forget(self, request_id: str) -> None:
         self._sources.pop(request_id, None)
+
+
+def _by_source(classes: npt.NDArray[Any]) -> tuple[int, int]:
+    """How many nodes continue own text, and earlier answers, by the classes of their matches."""
+    earlier = int(np.count_nonzero(classes > LONGEST_MATCH))
+    return int(np.count_nonzero(classes)) - earlier, earlier
 
 
 def _path_survival(
@@ -164,6 +175,13 @@ def warm_up(proposer: Proposer[States], states: States) -> TokenTree:
     matches = own_matches(*text, paths, vocab_size=1)
     tree = proposer.propose(states, root, None, all_nodes, greedy, shape, None, matches).tree
     accepted = accept_path(tree, torch.full_like(tree.tokens, -1))
+    if proposer.config.earlier_answers:
+        answers = AnswerStore(1, 1, places=8)
+        answers.enter(np.zeros(4, dtype=np.int32), 0)
+        partitions = np.zeros(1, dtype=np.int64)
+        answers.with_earlier(
+            matches, text, partitions, greedy, proposer.match_acceptance.probabilities
+        )
     accepted_nodes(greedy, np.zeros((1, slots), dtype=np.float32), tree, tree, accepted)
     sources = np.zeros((1, 2, slots), dtype=np.float32)
     _, log_odds, _, *judged = judged_nodes(tree, accepted.path, sources)

@@ -18,12 +18,7 @@ from vllm_redrafter.drafting.ranking import best_trees
 from vllm_redrafter.drafting.recorder import DraftRecorder
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import ContextMatches
-from vllm_redrafter.tree.policy import (
-    MATCH_TREE,
-    SearchShape,
-    candidate_log_probs,
-    search_shape,
-)
+from vllm_redrafter.tree.policy import MATCH_TREE, SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 Floats = npt.NDArray[np.float32]

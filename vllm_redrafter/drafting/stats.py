@@ -19,7 +19,8 @@ class StepStats:
         verifications: requests verified, summed over steps.
         drafted_tokens: tree nodes verified, roots not counted.
         sampled_tokens, expected_tokens: that the verifications output, and were expected to.
-        matched_tokens, accepted_matched_tokens: verified nodes that continue n-gram matches.
+        matched_tokens, accepted_matched_tokens: verified nodes that continue the request's own
+            text; earlier_tokens, accepted_earlier_tokens: an earlier answer.
         undrafted_steps: engine steps after which nothing was drafted.
         draft: seconds in beam search and tree building.
         forward: seconds in the target's forward pass, tree attention included.
@@ -35,6 +36,8 @@ class StepStats:
     expected_tokens: float = 0.0
     matched_tokens: int = 0
     accepted_matched_tokens: int = 0
+    earlier_tokens: int = 0
+    accepted_earlier_tokens: int = 0
     undrafted_steps: int = 0
     draft: float = 0.0
     forward: float = 0.0

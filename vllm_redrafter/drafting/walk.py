@@ -80,11 +80,7 @@ def judged_nodes(
 
 
 def accepted_nodes(
-    sampled: Array,
-    survival: Array,
-    drafted: TokenTree,
-    tree: TokenTree,
-    accepted: AcceptedPath,
+    sampled: Array, survival: Array, drafted: TokenTree, tree: TokenTree, accepted: AcceptedPath
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """(expected, accepted) nodes, each of greedy requests and of those that sample.
 

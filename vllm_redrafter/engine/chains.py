@@ -34,11 +34,8 @@ def chain_reasons(model: ModelConfig) -> Iterator[str]:
 
 
 def layers_without_trees(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> Iterator[str]:
-    """Why a tree cannot be verified in layers of the loaded target: they have another backend.
-
-    Args:
-        backend: ours; its layers may have `tree_obstacles`.
-    """
+    """Why a tree cannot be verified in layers of the loaded target: they have another backend
+    than ours, `backend`, or `tree_obstacles`."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec

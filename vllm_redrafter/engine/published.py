@@ -37,6 +37,8 @@ class Counters(NamedTuple):
     undrafted_steps: float = 0.0
     matched_tokens: float = 0.0
     accepted_matched_tokens: float = 0.0
+    earlier_tokens: float = 0.0
+    accepted_earlier_tokens: float = 0.0
 
     @classmethod
     def of(cls, stats: StepStats) -> Counters:

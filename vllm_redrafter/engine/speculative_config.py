@@ -41,8 +41,7 @@ class Request:
 def request_of(args: Any) -> Request | None:
     """What vLLM's EngineArgs ask for; None where it is not for a ReDrafter.
 
-    Raises:
-        ConfigError: something is given twice, or the target of a drafter named alone is missing.
+    ConfigError: something is given twice, or the target of a drafter named alone is missing.
     """
     given = _given_to(args)
     moved = given.pop("target", None)
@@ -147,8 +146,7 @@ def validated(
     Args:
         default_max_nodes: K where none is given; None for the checkpoint's. Called when needed.
 
-    Raises:
-        ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.
+    ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.
     """
     requested = request.given
     known = {*VLLM_KEYS, *PASSED_ON, *ReDrafterConfig.own_keys()}

@@ -18,29 +18,19 @@ from vllm_redrafter.engine.published import Counters, subscribe
 
 logger = init_logger("vllm.redrafter")
 
-# By field of Counters. vLLM deletes other loggers' metrics where they begin with "vllm:".
-METRICS = {
-    "steps": ("redrafter:steps", "Engine steps that verified at least one draft."),
-    "verifications": ("redrafter:verifications", "Drafts verified, one per request and step."),
-    "drafted_tokens": ("redrafter:drafted_nodes", "Tree nodes verified, roots not counted."),
-    "sampled_tokens": ("redrafter:sampled_tokens", "Tokens that the verifications put out."),
-    "expected_tokens": (
-        "redrafter:expected_tokens",
-        "Tokens that drafts were expected to make their verifications put out; 0 without a budget.",
-    ),
-    "undrafted_steps": (
-        "redrafter:undrafted_steps",
-        "Engine steps after which nothing was drafted.",
-    ),
-    "matched_tokens": (
-        "redrafter:matched_nodes",
-        "Tree nodes verified that continue the request's own text as it went on before.",
-    ),
-    "accepted_matched_tokens": (
-        "redrafter:accepted_matched_nodes",
-        "Those of them that were accepted.",
-    ),
-}
+# In the order of Counters. vLLM deletes other loggers' metrics where they begin with "vllm:".
+METRICS = """
+redrafter:steps Engine steps that verified at least one draft.
+redrafter:verifications Drafts verified, one per request and step.
+redrafter:drafted_nodes Tree nodes verified, roots not counted.
+redrafter:sampled_tokens Tokens that the verifications put out.
+redrafter:expected_tokens Tokens that they were expected to put out; 0 without a budget.
+redrafter:undrafted_steps Engine steps after which nothing was drafted.
+redrafter:matched_nodes Tree nodes verified that continue the request's own text as before.
+redrafter:accepted_matched_nodes Those of them that were accepted.
+redrafter:earlier_nodes Tree nodes verified that continue as an earlier answer did.
+redrafter:accepted_earlier_nodes Those of them that were accepted.
+""".strip().splitlines()
 
 
 class ReDrafterStatLogger(StatLoggerBase):
@@ -94,13 +84,18 @@ def _described(counters: Counters) -> str:
         ]
         if counters.expected_tokens:
             parts.append(f"{counters.expected_tokens / verifications:.2f} expected")
-    if matched := counters.matched_tokens:
-        accepted = 100 * counters.accepted_matched_tokens / matched
-        parts.append(f"{accepted:.0f} % of {matched:.0f} nodes found in the text accepted")
+    for matched, accepted, where in (
+        (counters.matched_tokens, counters.accepted_matched_tokens, "the text"),
+        (counters.earlier_tokens, counters.accepted_earlier_tokens, "earlier answers"),
+    ):
+        if matched:
+            share = 100 * accepted / matched
+            parts.append(f"{share:.0f} % of {matched:.0f} nodes found in {where} accepted")
     return ", ".join(parts)
 
 
 @functools.cache
 def _metrics() -> list[Counter]:
     """In the order of Counters; once per process, as a name cannot be registered twice."""
-    return [Counter(*METRICS[field], ["model_name", "engine"]) for field in Counters._fields]
+    named = (metric.split(" ", 1) for metric in METRICS)
+    return [Counter(name, text, ["model_name", "engine"]) for name, text in named]

@@ -14,8 +14,7 @@ from vllm_redrafter.utils.errors import ConfigError
 def enable_aux_hidden_states(target: nn.Module, layers: Sequence[int]) -> None:
     """Let the target, not yet compiled, return these layers' outputs with each pass.
 
-    Raises:
-        ConfigError: its class does not do that.
+    ConfigError: its class does not do that.
     """
     if not supports_eagle3(target):
         raise ConfigError(

@@ -22,12 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.heads.head import (
-    OWNER,
-    WIDEST,
-    DraftHead,
-    HeadConfig,
-)
+from vllm_redrafter.heads.head import OWNER, WIDEST, DraftHead, HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 # From TensorRT-LLM's converter to Apple's.

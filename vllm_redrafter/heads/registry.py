@@ -18,10 +18,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 ENTRY_POINTS = "vllm_redrafter.heads"
 
-NAMES: dict[str, type[DraftHead]] = {
-    "recurrent": RecurrentHead,
-    "gated": GatedHead,
-}
+NAMES: dict[str, type[DraftHead]] = {"recurrent": RecurrentHead, "gated": GatedHead}
 """The heads of this package, by the names that `train --head` takes."""
 
 _SPECULATORS: Sequence[type[DraftHead]] = (MlpSpeculator, LstmSpeculator)

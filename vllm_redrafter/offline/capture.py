@@ -67,9 +67,8 @@ class CaptureJob:
 def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None = None) -> None:
     """Write the hidden states that are missing, and compare a sample with transformers.
 
-    Raises:
-        ConfigError: input that cannot work; the disk is too small; the folder holds other states.
-        TrainingError: what the engine computes is not what transformers does.
+    ConfigError: input that cannot work; the disk is too small; the folder holds other states.
+    TrainingError: what the engine computes is not what transformers does.
     """
     console = console or Console()
     target = Target.open(job.target)

@@ -118,10 +118,7 @@ def run_requests(
 
 
 def decode_all(
-    engine: Any,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    in_flight: int,
+    engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, in_flight: int
 ) -> list[list[list[int]]]:
     """Decode all prompts greedily, `in_flight` at a time: per prompt and step, the tokens."""
     params = SamplingParams(

@@ -56,11 +56,7 @@ def judged_nodes(explored: ExploredNodes, written: Tensor) -> JudgedNodes:
 
 @torch.no_grad()
 def measure_acceptance(
-    drafter: DraftHead,
-    target: Any,
-    rows: TextRows,
-    sampled: Tensor,
-    shape: ReDrafterConfig,
+    drafter: DraftHead, target: Any, rows: TextRows, sampled: Tensor, shape: ReDrafterConfig
 ) -> PerSampling:
     """Replay the decoding of target-written text, and learn which nodes it accepts.
 

@@ -50,11 +50,8 @@ Observer = Callable[[ExploredNodes, Tensor], None]
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Verification steps of a replay, and the tokens that they output.
-
-    Attributes:
-        by_depth: [L], in how many of the steps the draft token of depth 1 .. L was accepted.
-    """
+    """Verification steps of a replay, and the tokens that they output; `by_depth`, [L], in how many
+    of the steps the draft token of depth 1 .. L was accepted."""
 
     steps: int
     tokens: int

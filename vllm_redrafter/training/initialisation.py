@@ -64,11 +64,8 @@ def with_selector(head: HeadConfig, num_steps: int) -> HeadConfig:
 
 
 def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor, float]:
-    """The `kept` tokens that the target wrote most often in these rows.
-
-    Returns:
-        ([kept] int64 in ascending order, the share of the target's tokens that they cover).
-    """
+    """The `kept` tokens that the target wrote most often in these rows, int64 in ascending order,
+    and the share of the target's tokens that they cover."""
     if kept > vocab_size:
         raise ConfigError(
             f"draft_vocab_size {kept} exceeds the target's vocabulary of {vocab_size}; "

@@ -39,8 +39,7 @@ def resolve(
         resume: go on from the newest checkpoint in the output folder.
         dry_run: nothing will be written: an earlier run's checkpoints may be there.
 
-    Raises:
-        ConfigError: settings, data, target, drafter and checkpoints that do not go together.
+    ConfigError: settings, data, target, drafter and checkpoints that do not go together.
     """
     checkpoints = Checkpoints(job.output)
     if not (resume or dry_run) and checkpoints.paths():

@@ -35,10 +35,7 @@ BYTES_PER_PARAMETER = 16
 
 
 def train(
-    job: TrainingJob,
-    console: Console | None = None,
-    resume: bool = False,
-    dry_run: bool = False,
+    job: TrainingJob, console: Console | None = None, resume: bool = False, dry_run: bool = False
 ) -> TrainingResult | None:
     """Train a drafter and write its folder.
 
@@ -46,9 +43,7 @@ def train(
         resume: go on from the newest checkpoint in the output folder.
         dry_run: print the plan, take one step, write nothing; returns None.
 
-    Raises:
-        ConfigError: input that cannot work.
-        TrainingError: training stopped.
+    ConfigError: input that cannot work. TrainingError: training stopped.
     """
     console = console or Console()
     job = replace(job, output=job.output.expanduser())
@@ -94,8 +89,7 @@ def _save_result(
 ) -> ReDrafterConfig:
     """Write the drafter, its records and its model card; returns the shape to serve it in.
 
-    Raises:
-        TrainingError: it could not be written (a full disk, say).
+    TrainingError: it could not be written (a full disk, say).
     """
     shape = plan.loop.shape
     if len(plan.held_out) and shape.candidates:

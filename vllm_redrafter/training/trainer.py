@@ -88,9 +88,8 @@ class Trainer:
     def run(self, resume: bool = False) -> TrainingResult:
         """Train to the end, with `resume` from the newest checkpoint.
 
-        Raises:
-            TrainingError: the loss is not a number any more, or a checkpoint cannot be written.
-            ConfigError: the checkpoint is damaged.
+        TrainingError: the loss is not a number any more, or a checkpoint cannot be written.
+        ConfigError: the checkpoint is damaged.
         """
         started, config, total = time.monotonic(), self.config, self.plan.num_steps
         first, loss = self._start(resume)

@@ -46,9 +46,7 @@ class TrainingConfig:
         at_most=1,
     )
     learning_rate: float = setting(
-        1e-3,
-        "The highest learning rate. A cosine brings it down to 0 after the warm-up.",
-        above=0,
+        1e-3, "The highest learning rate. A cosine brings it down to 0 after the warm-up.", above=0
     )
     warmup_steps: int = setting(
         100, "Number of steps in which the learning rate rises to its highest value.", at_least=0

@@ -33,10 +33,7 @@ class ExploredNodes:
 
 
 def log_softmax_of_top(
-    logits: Tensor,
-    num: int,
-    shard: VocabularyShard | None = None,
-    candidates: Tensor | None = None,
+    logits: Tensor, num: int, shard: VocabularyShard | None = None, candidates: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The `num` best tokens, with log-probabilities normalised over the top 50 alone.
 

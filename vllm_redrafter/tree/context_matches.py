@@ -7,7 +7,9 @@ follows it there. A path that reaches the text's end goes on with its own beginn
 repeats with a period is continued with it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,36 +53,53 @@ def find_matches(
         vocab_size: tokens from this on end a path: placeholders of an image, say.
     """
     text, last = text.long(), num_tokens.long() - 1
-    match_lengths = _match_lengths(text, last)
     place = torch.arange(text.shape[1], device=text.device)
+    lengths = match_lengths(text, text, last, LONGEST_MATCH).masked_fill(place >= last[:, None], 0)
     # Longer matches first, of these newer ones.
     following = text.roll(-1, dims=1)
-    is_none = (match_lengths == 0) | (following >= vocab_size)
-    rank = (match_lengths * text.shape[1] + place).masked_fill(is_none, -1)
-    tokens, lengths = [], []
-    for _ in range(num_paths):
-        best = rank.argmax(dim=1, keepdim=True)
-        found = rank.gather(1, best) >= 0
-        path = _path(text, best, last, path_length)
-        goes_on = (path < vocab_size).cumprod(dim=1).bool()
-        tokens.append(path.masked_fill(~(found & goes_on), -1))
-        lengths.append(match_lengths.gather(1, best).masked_fill(~found, 0).squeeze(1))
-        rank = rank.masked_fill(following == path[:, :1], -1)
-    return ContextMatches(torch.stack(tokens, dim=1), torch.stack(lengths, dim=1))
+    is_none = (lengths == 0) | (following >= vocab_size)
+    rank = (lengths * text.shape[1] + place).masked_fill(is_none, -1)
+    path = partial(_path, text, last=last, path_length=path_length)
+    return best_paths(rank, lengths, following, path, (num_paths, vocab_size))
 
 
-def _match_lengths(text: Tensor, last: Tensor) -> Tensor:
-    """[R, T]: how many tokens up to each place equal the text's last ones; 0 from its end on."""
-    requests, size = text.shape
-    place = torch.arange(size, device=text.device)
-    agrees = (place < last[:, None]).expand(requests, size)
-    total = torch.zeros(requests, size, dtype=torch.int64, device=text.device)
-    for back in range(LONGEST_MATCH):
+def match_lengths(kept: Tensor, text: Tensor, last: Tensor, longest: int) -> Tensor:
+    """[R, P]: how many tokens up to each place of `kept`, [P] or [R, P], are those up to `last`,
+    [R], of the texts [R, T]; at most `longest`."""
+    place = torch.arange(kept.shape[-1], device=text.device)
+    agrees = torch.ones(len(text), len(place), dtype=torch.bool, device=text.device)
+    total = torch.zeros(agrees.shape, dtype=torch.int64, device=text.device)
+    for back in range(longest):
         own = text.gather(1, (last[:, None] - back).clamp(min=0))
         inside = (place >= back) & (last[:, None] >= back)
-        agrees = agrees & inside & (text.roll(back, dims=1) == own)
+        agrees = agrees & inside & (kept.roll(back, dims=-1) == own)
         total += agrees
     return total
+
+
+def best_paths(
+    rank: Tensor,
+    classes: Tensor,
+    following: Tensor,
+    path_behind: Callable[[Tensor], Tensor],
+    limits: tuple[int, int],
+) -> ContextMatches:
+    """The M paths behind the places of the highest `rank` [R, P], with different first tokens.
+
+    A rank below 0 is of no path. `following`, [P] or [R, P], are the tokens behind the places, and
+    `path_behind` gives what follows places [R, 1], [R, D]: a token below 0 ends a path. `limits`
+    are M, and the tokens of the vocabulary.
+    """
+    tokens, of_paths = [], []
+    for _ in range(limits[0]):
+        best = rank.argmax(dim=1, keepdim=True)
+        found = rank.gather(1, best) >= 0
+        path = path_behind(best).long()
+        goes_on = ((path >= 0) & (path < limits[1])).cumprod(dim=1).bool()
+        tokens.append(path.masked_fill(~(found & goes_on), -1))
+        of_paths.append(classes.gather(1, best).masked_fill(~found, 0).squeeze(1))
+        rank = rank.masked_fill(following == path[:, :1], -1)
+    return ContextMatches(torch.stack(tokens, dim=1), torch.stack(of_paths, dim=1))
 
 
 def _path(text: Tensor, place: Tensor, last: Tensor, path_length: int) -> Tensor:

@@ -14,12 +14,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vllm_redrafter.tree.context_matches import (
     LONGEST_EARLIER,
     LONGEST_MATCH,
     SHORTEST_EARLIER,
     ContextMatches,
+    best_paths,
+    match_lengths,
 )
 
 EARLIER_PLACES = 32
@@ -89,43 +92,22 @@ def find_earlier(
         vocab_size: tokens from this on end a path: placeholders of an image, say.
     """
     num_paths, path_length = paths
-    end = len(answers.tokens)
-    kept = torch.cat([answers.tokens.long(), torch.full((path_length + 1,), SEPARATOR)]).to(text)
-    matched = _matched(kept[:end], text, num_tokens.long())
-    following = kept[1 : end + 1]
-    same = answers.partitions.to(text) == partitions[:, None]
-    counts = same & (matched >= SHORTEST_EARLIER) & (following != SEPARATOR)
+    # Behind the newest place, nothing.
+    kept, of = (pad(part, (0, path_length + 1), value=SEPARATOR).to(text) for part in answers)
+    lengths = match_lengths(kept, text, num_tokens.long() - 1, LONGEST_EARLIER)
+    following = kept.roll(-1)
+    counts = (of == partitions[:, None]) & (lengths >= SHORTEST_EARLIER) & (following != SEPARATOR)
     newer = counts.long().flip(1).cumsum(1).flip(1)
     counts &= (newer <= EARLIER_PLACES) & (following < vocab_size)
-    rank = (matched * end + torch.arange(end, device=text.device)).masked_fill(~counts, -1)
-    rank = torch.cat([rank, rank.new_full((len(rank), 1), -1)], dim=1)  # argmax needs a column
+    rank = lengths * len(kept) + torch.arange(len(kept), device=text.device)
     ahead = torch.arange(1, path_length + 1, device=text.device)
-    tokens, classes = [], []
-    for _ in range(num_paths):
-        best, place = rank.max(dim=1, keepdim=True)
-        path = kept[(place + ahead).clamp(max=len(kept) - 1)]
-        goes_on = ((path != SEPARATOR) & (path < vocab_size)).cumprod(dim=1).bool() & (best >= 0)
-        tokens.append(path.long().masked_fill(~goes_on, -1))
-        of_class = LONGEST_MATCH + 1 - SHORTEST_EARLIER + best // max(end, 1)
-        classes.append(of_class.masked_fill(best < 0, 0).squeeze(1))
-        rank = rank.masked_fill((kept[1 : end + 2] == path[:, :1]) | (best < 0), -1)
-    return ContextMatches(torch.stack(tokens, dim=1), torch.stack(classes, dim=1))
-
-
-def _matched(kept: Tensor, text: Tensor, num_tokens: Tensor) -> Tensor:
-    """[R, P]: how many tokens, up to each place, are the text's last ones; LONGEST_EARLIER at most.
-
-    Separators are no tokens of a text, so a match is inside one answer.
-    """
-    place = torch.arange(len(kept), device=text.device)
-    agrees = torch.ones(len(text), len(kept), dtype=torch.bool, device=text.device)
-    total = torch.zeros(agrees.shape, dtype=torch.int64, device=text.device)
-    for back in range(LONGEST_EARLIER):
-        at = num_tokens[:, None] - 1 - back
-        own = text.gather(1, at.clamp(min=0))
-        agrees = agrees & (place >= back) & (at >= 0) & (kept.roll(back) == own)
-        total += agrees
-    return total
+    return best_paths(
+        rank.masked_fill(~counts, -1),
+        lengths + LONGEST_MATCH + 1 - SHORTEST_EARLIER,
+        following,
+        lambda place: kept[place + ahead],
+        (num_paths, vocab_size),
+    )
 
 
 def merged(own: ContextMatches, earlier: ContextMatches, probabilities: Tensor) -> ContextMatches:

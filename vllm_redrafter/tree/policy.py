@@ -37,10 +37,8 @@ def allowed_nodes(explored: ExploredNodes, tree: TreeKind) -> Tensor | None:
     """The tree policies: which explored nodes may be in a tree, or on a chain.
 
     A policy masks; it does not rank. The best of the nodes that it allows are kept, by the draft's
-    log-probability, or by what engines have learned of the acceptance of such nodes.
-
-    Returns:
-        [R, L, W] bool: where a node may be, so may its parent; None where all may.
+    log-probability, or by what engines have learned of the acceptance of such nodes. [R, L, W]
+    bool: where a node may be, so may its parent; None where all may.
     """
     if tree != "beams":
         return None

@@ -92,8 +92,7 @@ def check_writable(path: Path, option: str) -> None:
 def numbered_files(folder: Path, before: str, after: str) -> list[int]:
     """The numbers of at least 5 digits in the names `before`NUMBER`after` of files, in order.
 
-    Raises:
-        ConfigError: a number has needless zeros: two files would be the same shard.
+    ConfigError: a number has needless zeros: two files would be the same shard.
     """
     numbers = []
     for path in folder.glob(f"{before}*{after}"):

@@ -26,8 +26,7 @@ _KEY = "vllm_redrafter.setting"
 class _Setting:
     """What is known of a setting besides its name, type and default; limits may be None.
 
-    Attributes:
-        default_text: what the default None stands for.
+    `default_text` is what the default None stands for.
     """
 
     help: str

@@ -77,7 +77,8 @@ def test_the_demo_compares_and_shows_all_answers(
     output = shown(shape)
     plain, drafted = jobs
     assert plain.speculative_config is None
-    assert drafted.speculative_config == {"model": str(tmp_path / "drafter"), **shape}
+    drafter = {"model": str(tmp_path / "drafter"), "earlier_answers": 0}
+    assert drafted.speculative_config == drafter | shape
     assert plain.rounds == drafted.rounds
     assert [each.in_flight for each in plain.rounds] == [1, 1, 4, 4, 8, 8]
     assert [len(each.prompts) for each in plain.rounds[::2]] == [len(PROMPTS), 12, 24]

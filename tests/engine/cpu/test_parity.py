@@ -218,6 +218,7 @@ TIGHT = {
 
 def matches(adaptive: bool, drafter: str | None) -> Feature:
     config = {"num_speculative_tokens": 12, "context_matches": MATCHES, "adaptive": adaptive}
+    config["earlier_answers"] = 0
     return Feature(config | (SEARCH if drafter else {}), TIGHT, drafter)
 
 

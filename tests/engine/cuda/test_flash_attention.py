@@ -17,11 +17,7 @@ from vllm.v1.attention.backends import triton_attn
 from redrafter_testing.gpu import torch_flash_attention
 from redrafter_testing.gpu.step_metadata import step_metadata
 from vllm_redrafter.engine.cuda import flash_attention
-from vllm_redrafter.engine.cuda.attention import (
-    TreeAttentionImpl,
-    TreeAttentionMetadata,
-    TreeRows,
-)
+from vllm_redrafter.engine.cuda.attention import TreeAttentionImpl, TreeAttentionMetadata, TreeRows
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -24,10 +24,7 @@ def started(command: Sequence[object], **arguments: Any) -> Iterator[subprocess.
 
 
 def run(
-    command: Sequence[object],
-    timeout: float,
-    env: Mapping[str, str] = os.environ,
-    **arguments: Any,
+    command: Sequence[object], timeout: float, env: Mapping[str, str] = os.environ, **arguments: Any
 ) -> subprocess.CompletedProcess[str]:
     """What a command prints and how it ends; nothing of it is left, after a timeout either.
 

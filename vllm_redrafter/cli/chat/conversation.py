@@ -36,13 +36,9 @@ class Conversation:
         self._forget()
 
     def converse(self, read: Callable[[], str]) -> None:
-        """Answer messages until there are no more (Ctrl-D).
+        """Answer messages until there are no more (Ctrl-D); ConfigError: the server is gone.
 
-        Args:
-            read: asks for a message; raises EOFError at the end.
-
-        Raises:
-            ConfigError: the server is gone.
+        `read` asks for a message, and raises EOFError at the end.
         """
         while True:
             try:

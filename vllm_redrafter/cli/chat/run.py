@@ -38,10 +38,8 @@ def serve_and_chat(
 ) -> None:
     """Talk to a vLLM server that starts and ends with the conversation.
 
-    `model` is a drafter that records its target, or any other model.
-
-    Raises:
-        ConfigError: vLLM is not installed, or does not start; no such model.
+    `model` is a drafter that records its target, or any other model. ConfigError: vLLM is not
+    installed, or does not start; no such model.
     """
     if not is_installed("vllm"):
         raise ConfigError(
@@ -65,8 +63,7 @@ def chat(
 ) -> None:
     """Talk to a running server; `model` is its name there, None for the first one.
 
-    Raises:
-        ConfigError: no server answers at `url`.
+    ConfigError: no server answers at `url`.
     """
     console = console or Console()
     key = os.environ.get("OPENAI_API_KEY", "none")
@@ -95,9 +92,7 @@ def own_server(
 
     Host and port are added to `command`. Ctrl-C in the terminal, which stops an answer, does not
     reach it. Without a file of its own for the `log`, that is kept only if the server fails.
-
-    Raises:
-        ConfigError: it ended instead of answering; the message has the end of its log.
+    ConfigError: it ended instead of answering; the message has the end of its log.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -56,8 +56,7 @@ class Decoded:
 def decode_in_vllm(folder: Path, job: Job) -> Iterator[Decoded]:
     """Decode a job's rounds.
 
-    Raises:
-        ConfigError: vLLM failed; the message has the end of its log, which is in `folder`.
+    ConfigError: vLLM failed; the message has the end of its log, which is in `folder`.
     """
     log = folder / f"vllm-{'with' if job.speculative_config else 'without'}-redrafter.log"
     environment = {

@@ -115,7 +115,9 @@ def pair_of(target: str, drafter: str | None) -> tuple[Target, dict[str, Any]]:
     misfits = misfits_of(checkpoint.head, opened.config)
     require_fit(f"the drafter {checkpoint.model!r}", target, misfits)
     speculation = {"num_speculative_tokens": MAX_NODES, **shape_of(checkpoint.values)}
-    return opened, speculation | {"model": os.path.expanduser(checkpoint.model)}
+    # A prompt is decoded several times: its answer must not come from the last time's.
+    speculation |= {"model": os.path.expanduser(checkpoint.model), "earlier_answers": 0}
+    return opened, speculation
 
 
 def prompts_of(target: Target, questions: Sequence[str]) -> list[list[int]]:

@@ -30,8 +30,7 @@ PIP_OPTIONS = ("--quiet", "--disable-pip-version-check", "--retries", "1", "--ti
 def get_target(folder: Path, console: Console) -> None:
     """Put the target into `folder`, unless an earlier run did.
 
-    Raises:
-        ConfigError: neither source has it; the message says why, and what to do.
+    ConfigError: neither source has it; the message says why, and what to do.
     """
     if folder.is_dir():
         return

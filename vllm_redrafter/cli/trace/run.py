@@ -21,9 +21,8 @@ PLACE = "__TRACE__"
 def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: Path) -> int:
     """Answer a prompt greedily and write its page; returns how many steps the answer took.
 
-    Raises:
-        ConfigError: target, drafter and prompt do not fit, vLLM cannot start, or the page cannot
-            be written.
+    ConfigError: target, drafter and prompt do not fit, vLLM cannot start, or the page cannot be
+    written.
     """
     check_writable(html, "--html")
     if not prompt.strip():

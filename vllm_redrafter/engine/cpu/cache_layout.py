@@ -42,8 +42,7 @@ class CacheLayout:
 def cache_layout(isa: str, head_size: int, block_size: int, dtype: torch.dtype) -> CacheLayout:
     """Let vLLM write numbers into a block, and find them again.
 
-    Raises:
-        ConfigError: units cannot be copied out of such blocks.
+    ConfigError: units cannot be copied out of such blocks.
     """
     order = _order(isa, head_size, block_size, dtype)
     order_of_unit = _order(isa, head_size, UNIT, dtype)

@@ -53,8 +53,7 @@ def sample_roots(
 ) -> SamplerOutput:
     """Sample in a step without drafts, from logits [R, V], which may be changed in place.
 
-    Args:
-        discarded: [R] bool, requests whose sample is not used: their generators stay as they are.
+    Requests that are `discarded`, [R] bool, have no use for it: their generators stay as they are.
     """
     untouched = _states(metadata, discarded)
     output = _sampled(sampler, logits, metadata)
@@ -84,8 +83,7 @@ def sample_paths(
     walk = Walk(tree)
     if logits.numel() <= AT_ONCE and _only_the_largest(metadata):
         largest = sampler(
-            logits=logits,
-            sampling_metadata=replace(metadata, logitsprocs=LogitsProcessors()),
+            logits=logits, sampling_metadata=replace(metadata, logitsprocs=LogitsProcessors())
         ).sampled_token_ids.squeeze(-1)
         while len(walk.requests):
             walk.go_on(largest[first[walk.requests] + torch.from_numpy(walk.nodes)])
@@ -206,8 +204,7 @@ def _chosen_processor(
 ) -> LogitsProcessor | None:
     """A built-in processor for requests [A] int64 ascending, `depth` tokens later; None if idle.
 
-    Raises:
-        TypeError: it is not built in.
+    TypeError: it is not built in.
     """
     chosen = copy(processor)
     if isinstance(chosen, MinPLogitsProcessor):

@@ -20,16 +20,11 @@ MIN_CACHE_BYTES = 1 << 28
 
 
 def start_recordable(
-    target: str,
-    speculative_config: dict[str, Any],
-    dtype: str,
-    prompt_length: int,
-    max_tokens: int,
+    target: str, speculative_config: dict[str, Any], dtype: str, prompt_length: int, max_tokens: int
 ) -> Any:
     """vLLM in this process, for one request of `prompt_length` tokens at a time.
 
-    Raises:
-        ConfigError: this vLLM is not its CPU build, or cannot start; or the prompt is too long.
+    ConfigError: this vLLM is not its CPU build, or cannot start; or the prompt is too long.
     """
     if not current_platform.is_cpu():
         raise ConfigError(

@@ -31,10 +31,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
             cache_dtype.startswith("fp8"),
             "leave it at 'auto'",
         ),
-        "use_fp64_gumbel is not supported": (
-            model.use_fp64_gumbel,
-            "leave --use-fp64-gumbel out",
-        ),
+        "use_fp64_gumbel is not supported": (model.use_fp64_gumbel, "leave --use-fp64-gumbel out"),
         f"the logits processors {model.logits_processors} are not supported with speculation": (
             model.logits_processors,
             "leave --logits-processors out",

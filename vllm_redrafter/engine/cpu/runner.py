@@ -36,11 +36,11 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.drafting.drafting import Drafting
-from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.chains import ANNOUNCEMENT, as_chain, layers_without_trees
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
+from vllm_redrafter.engine.cpu.context_matching import ContextMatching
 from vllm_redrafter.engine.cpu.costs import measure_costs
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
@@ -77,6 +77,10 @@ class CPUTreeModelRunner(CPUModelRunner):
         # When the last step ended, and its requests.
         self._ended = 0.0
         self._requests_before: list[str] = []
+        config, vocab_size = self.proposer.config, self.model_config.get_vocab_size()
+        self.matching: ContextMatching | None = None
+        if config.context_matches:
+            self.matching = ContextMatching(config, vocab_size)
         self.costs: CostTable | None = None
         self.drafting = Drafting(self.proposer, self.stats)
 
@@ -134,6 +138,11 @@ class CPUTreeModelRunner(CPUModelRunner):
         super()._on_request_state_removed(req_id, req_state)
         self._links.pop(req_id, None)
         self.drafting.forget(req_id)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        if self.matching is not None:
+            self.matching.update(scheduler_output, self.requests)
+        return super()._update_states(scheduler_output)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Without `speculative_config`, a step that neither verifies nor drafts is faster."""
@@ -294,7 +303,9 @@ class CPUTreeModelRunner(CPUModelRunner):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    drafts = self._draft(active, request_ids, roots, states, of_requests, shape)
+                    matches = self._matches(active, request_ids, sampled)
+                    given = roots, states, of_requests, shape, matches
+                    drafts = self._draft(active, request_ids, *given)
                 self.drafting.record_draft_time(self.stats.draft - before)
             else:
                 self.stats.undrafted_steps += 1
@@ -313,13 +324,13 @@ class CPUTreeModelRunner(CPUModelRunner):
         states: Sequence[Tensor],
         max_nodes: npt.NDArray[np.int64],
         shape: SearchShape,
+        matches: ContextMatches | None,
     ) -> list[list[int]]:
         """Drafts of all requests; only those that are `active` have any, of max_nodes [R]."""
         assert self._logits_rows is not None
         last_rows = self._last_rows
         rows = self._logits_rows if last_rows is None else self._logits_rows[last_rows]
         hidden = gathered(states, rows[list(active)])
-        matches = self._matches(active)
         chain = self._needs_chain(request_ids)
         tree = self.drafting.draft(hidden, roots, chain, max_nodes, shape, matches)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
@@ -330,23 +341,15 @@ class CPUTreeModelRunner(CPUModelRunner):
             drafts[i] = row[1:nodes]
         return drafts
 
-    def _matches(self, active: Sequence[int]) -> ContextMatches | None:
+    def _matches(
+        self, active: Sequence[int], request_ids: list[str], sampled: npt.NDArray[np.bool_]
+    ) -> ContextMatches | None:
         """The prompt-lookup (n-gram) matches of the `active` requests' texts."""
-        config = self.proposer.config
-        if not config.context_matches:
+        if self.matching is None:
             return None
-        vocab_size = self.model_config.get_vocab_size()
-        batch, rows = self.input_batch, np.asarray(active)
-        # Of the types that `warm_up` compiled for.
-        num_tokens = batch.num_tokens_no_spec[rows].astype(np.int64)
-        texts = batch.token_ids_cpu
-        if self.enable_prompt_embeds:
-            # Where vLLM has an embedding, it leaves the token of an earlier request in the row.
-            known = rows, slice(num_tokens.max())
-            texts = np.where(batch.is_token_ids[known], texts[known], vocab_size)
-            rows = np.arange(len(rows))
-        paths = config.context_matches, config.path_length
-        return own_matches(texts, rows, num_tokens, paths, vocab_size)
+        probabilities = self.proposer.match_acceptance.probabilities
+        requests = self.input_batch, active, request_ids
+        return self.matching.matches(*requests, sampled, probabilities)
 
     def _time_step(self, draft_seconds: float) -> None:
         """Record the time between two steps' ends, vLLM's scheduling and output included."""

@@ -105,11 +105,8 @@ class CopiedUnits:
         self._sources: dict[int, _KeyValueWords] = {}
 
     def write(self, copies: PathCopies, kv_cache: Tensor) -> Tensor:
-        """Copy from [blocks, KV heads, block size, 2 * head size], contiguous.
-
-        Returns:
-            [C, KV heads, UNIT, 2 * head size], laid out alike; overwritten by the next call.
-        """
+        """Copy from [blocks, KV heads, block size, 2 * head size], contiguous, to
+        [C, KV heads, UNIT, 2 * head size], laid out alike; overwritten by the next call."""
         layout = self._layout
         source = self._sources.get(kv_cache.data_ptr())
         if source is None:

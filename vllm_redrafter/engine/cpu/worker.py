@@ -95,6 +95,11 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         """See `swap`; `model` is a folder on this machine, or a hub id."""
         return swap(self.model_runner.proposer, model, revision, None)
 
+    def reset_earlier_answers(self) -> None:
+        """Forget them, when vLLM forgets cached prefixes."""
+        if self.model_runner.matching is not None:
+            self.model_runner.matching.forget_answers()
+
     def reset_redrafter_stats(self) -> None:
         """Zero the counters, for `LLM.collective_rpc`."""
         stats = self.model_runner.stats

@@ -13,11 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, cat
 from vllm.config import VllmConfig
-from vllm.v1.attention.backend import (
-    AttentionCGSupport,
-    AttentionType,
-    CommonAttentionMetadata,
-)
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
 from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionBackend,

@@ -103,12 +103,7 @@ class DraftSearch:
                 logits = layer(finished(features))
                 top = self._among_all(logits)
             grow_beams(
-                top,
-                level,
-                requests,
-                self.beams,
-                to_target=self._to_target,
-                survival=self._survival,
+                top, level, requests, self.beams, to_target=self._to_target, survival=self._survival
             )
             tokens = self.beams.last_tokens[: requests * width]
         found, ranked = self.beams, self._survival is not None

@@ -24,12 +24,8 @@ from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
 
 @dataclass
 class _VerifiedOutput(ModelRunnerOutput):
-    """A worker's output.
-
-    Attributes:
-        unverified: scheduled draft tokens by request, where there are any.
-        drafts: the step was planned with a draft.
-    """
+    """A worker's output: `unverified` of the scheduled draft tokens by request, if there are any;
+    and whether the step was planned with a draft."""
 
     unverified: dict[str, int] = field(default_factory=dict)
     drafts: bool = True

@@ -29,8 +29,7 @@ Kind = tuple[bool, bool, bool]
 class StepTimes:
     """Milliseconds of steps by kind and number of requests: medians, renewed as arms are chosen.
 
-    Attributes:
-        waited: how long the running step's host has waited for the device.
+    `waited` is how long the running step's host has waited for the device.
     """
 
     def __init__(self, agree: Callable[[Any], Any]) -> None:

@@ -115,10 +115,7 @@ class Verification:
         return TreeRowsInCache(self.staged.row_start, self._slot_mappings)
 
     def compact(
-        self,
-        num_sampled: Tensor,
-        rows: TreeRowsInCache | None = None,
-        path: Tensor | None = None,
+        self, num_sampled: Tensor, rows: TreeRowsInCache | None = None, path: Tensor | None = None
     ) -> None:
         """Move the accepted paths' rows into the linear slots, before the step ends: the next may
         find these blocks by their hash. num_sampled [R] int32: how many nodes of each path count;

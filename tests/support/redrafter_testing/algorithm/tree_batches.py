@@ -39,9 +39,7 @@ def grown_tree(draws: Iterable[tuple[int, int]], root: int) -> tuple[list[int], 
 
 
 def token_trees(
-    parents: Sequence[Sequence[int]],
-    slots: int,
-    tokens: Sequence[Sequence[int]] | None = None,
+    parents: Sequence[Sequence[int]], slots: int, tokens: Sequence[Sequence[int]] | None = None
 ) -> TokenTree:
     """The trees as a TokenTree fills its tensors; without tokens, a node's token is its index."""
     requests = len(parents)

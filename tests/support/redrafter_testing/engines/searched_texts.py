@@ -7,17 +7,24 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 
+from vllm_redrafter.engine.cpu import context_matching
+from vllm_redrafter.utils.patching import patched
+
 
 def record_on_cpu(worker: Any) -> None:
-    index = worker.model_runner._texts
-    worker.searched, matches = [], index.matches
+    matching, find = worker.model_runner.matching, context_matching.own_matches
+    worker.searched, matches = [], matching.matches
 
-    def recorded(requests: Any, table: Any, rows: Any, num_tokens: Any) -> Any:
-        for request, row, size in zip(requests, rows, num_tokens, strict=True):
-            worker.searched.append((request, table[row, :size].tolist()))
-        return matches(requests, table, rows, num_tokens)
+    def recorded(batch: Any, active: Any, names: Any, *others: Any) -> Any:
+        def read(texts: Any, rows: Any, num_tokens: Any, *limits: Any) -> Any:
+            for name, row, size in zip(names, rows, num_tokens, strict=True):
+                worker.searched.append((name, texts[row, :size].tolist()))
+            return find(texts, rows, num_tokens, *limits)
 
-    index.matches = recorded
+        with patched(context_matching, "own_matches", read):
+            return matches(batch, active, names, *others)
+
+    matching.matches = recorded
 
 
 def record_on_v2(worker: Any) -> None:

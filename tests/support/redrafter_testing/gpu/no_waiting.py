@@ -13,14 +13,8 @@ HOST_METHODS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__
 """`numpy` is not among them: it refuses a GPU's tensors by itself."""
 
 WAITING = (
-    "aten._local_scalar_dense",
-    "aten.nonzero",
-    "aten.masked_select",
-    "aten._unique",
-    "aten.unique",
-    "aten.is_nonzero",
-    "aten.equal",
-    "aten.bincount",
+    *("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.is_nonzero"),
+    *("aten._unique", "aten.unique", "aten.equal", "aten.bincount"),
     "aten.repeat_interleave.Tensor",
 )
 

@@ -96,10 +96,7 @@ def add_tokenizer(folder: Path, vocab_size: int = 512) -> None:
 
 
 def make_drafter(
-    folder: Path,
-    vocab_size: int = 512,
-    hidden_size: int = 128,
-    target_layers: tuple[int, ...] = (),
+    folder: Path, vocab_size: int = 512, hidden_size: int = 128, target_layers: tuple[int, ...] = ()
 ) -> Path:
     torch.manual_seed(1)
     config = RecurrentConfig(vocab_size, hidden_size, hidden_size, target_layers=target_layers)

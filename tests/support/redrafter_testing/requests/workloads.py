@@ -74,21 +74,13 @@ CASES: dict[str, dict[str, Any]] = {
     "repetition-penalty": {"temperature": 0, "repetition_penalty": 1.3},
     "other penalties": {"temperature": 0.7, "presence_penalty": 0.8, "frequency_penalty": 0.5},
     "greedy-with-eos": {"temperature": 0, "ignore_eos": False, "logit_bias": {1: 4.0}},
-    "min-tokens": {
-        "temperature": 0,
-        "ignore_eos": False,
-        "min_tokens": 20,
-        "logit_bias": {1: 9.0},
-    },
+    "min-tokens": {"temperature": 0, "ignore_eos": False, "min_tokens": 20, "logit_bias": {1: 9.0}},
     "stop-token": {"temperature": 0, "stop_token_ids": list(range(100, 120))},
     "stop-string": {"temperature": 0, "stop": ["a", "1"]},
     "logprobs": {"temperature": 0.8, "logprobs": 3},
     "greedy-logprobs": {"temperature": 0, "logprobs": 5, "prompt_logprobs": 2},
     "n": {"temperature": 0.9, "n": 3},
-    "json": {
-        "temperature": 0.9,
-        "structured_outputs": StructuredOutputsParams(json=JSON_SCHEMA),
-    },
+    "json": {"temperature": 0.9, "structured_outputs": StructuredOutputsParams(json=JSON_SCHEMA)},
     "regex-greedy": {
         "temperature": 0,
         "structured_outputs": StructuredOutputsParams(regex="(ab|cd|[0-9]{3}){2,9}"),

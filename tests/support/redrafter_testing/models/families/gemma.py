@@ -97,10 +97,7 @@ class Seeing(Questions):
 
 GEMMA = (
     random_family(
-        "Gemma3ForCausalLM",
-        "Gemma3TextConfig",
-        "a sliding window in every other layer",
-        GEMMA3,
+        "Gemma3ForCausalLM", "Gemma3TextConfig", "a sliding window in every other layer", GEMMA3
     ),
     Family(
         "Gemma3ForConditionalGeneration",
