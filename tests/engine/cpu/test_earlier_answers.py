@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Earlier answers in vLLM's CPU engine: what they bring, and who sees whose."""
+
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.tenants import ANSWERED, ASKED, Tenants, record_drafts
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["answers", "prompts too"])
+def llm(request: pytest.FixtureRequest, few_tokens_target: Path) -> Iterator[Engine]:
+    """Without a drafter: all nodes are of matches. Some requests are preempted."""
+    config = {
+        "method": "redrafter",
+        "num_speculative_tokens": 8,
+        "adaptive": False,
+        "earlier_prompts": request.param,
+    }
+    with cpu_engine(
+        few_tokens_target,
+        skip_tokenizer_init=True,
+        speculative_config=config,
+        num_gpu_blocks_override=11,
+        max_num_seqs=4,
+        max_model_len=256,
+    ) as engine:
+        engine.rpc(record_drafts)
+        yield engine
+
+
+def test_what_was_asked_before_takes_fewer_steps_and_has_the_same_answer(
+    llm: Engine, few_tokens_target: Path
+) -> None:
+    with cpu_engine(few_tokens_target, skip_tokenizer_init=True) as plain:
+        expected = {
+            name: single_tokens_of(plain.run(few_tokens.requests(name)))
+            for name in few_tokens.SAMPLING
+        }
+    for name, answers in expected.items():
+        steps = []
+        for forgets in (True, False, True):
+            if forgets:
+                llm.call(reset_prefix_cache)
+            llm.rpc("reset_redrafter_stats")
+            assert single_tokens_of(llm.run(few_tokens.requests(name))) == answers
+            (stats,) = llm.rpc("redrafter_stats")
+            steps.append(stats["verifications"])
+            assert stats["earlier_tokens"] >= stats["accepted_earlier_tokens"]
+            assert forgets or stats["accepted_earlier_tokens"] > 100
+        assert steps[1] < 0.7 * min(steps[0], steps[2]), name
+    assert llm.counter("vllm:num_preemptions") > 0
+
+
+def foreign_canaries(llm: Engine, tenants: Tenants) -> list[int]:
+    """How many nodes were drafted with a token of another tenant's prompts, and of its answers."""
+    llm.call(reset_prefix_cache)
+    llm.rpc("reset_redrafter_stats")
+    (before,) = llm.rpc(attrgetter("drafts"))
+    llm.run(tenants)
+    (drafts,) = llm.rpc(attrgetter("drafts"))
+    drafted = [(int(name[0]), token) for name, row in drafts[len(before) :] for token in row]
+    assert {tenant for tenant, _ in drafted} == {0, 1, 2, 3}
+    (stats,) = llm.rpc("redrafter_stats")
+    assert stats["accepted_earlier_tokens"] > 50, "hardly anything was shared"
+    return [
+        sum(token in canaries and token != canaries[tenant] for tenant, token in drafted)
+        for canaries in (ASKED, ANSWERED)
+    ]
+
+
+def test_no_tenant_is_drafted_what_only_another_one_s_text_has(
+    llm: Engine, request: pytest.FixtureRequest
+) -> None:
+    """Tenants that share see each other's answers, and prompts where that is asked for."""
+    asked, answered = foreign_canaries(llm, Tenants(100, are_one=True))
+    assert answered > 50 and (asked > 50 if "prompts too" in request.node.name else asked == 0)
+    assert foreign_canaries(llm, Tenants(300)) == [0, 0]
