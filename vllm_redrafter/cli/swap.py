@@ -28,14 +28,14 @@ def swap_drafter(drafter: str, url: str) -> str:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
             return str(json.load(answer)["results"][0]["drafter"])
     except urllib.error.HTTPError as error:
-        raise ConfigError(_reason(url, error.code, error.read().decode())) from error
+        raise ConfigError(_reason(named, url, error.code, error.read().decode())) from error
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"no server of vLLM answers at {url!r} ({error}): name its address with --url"
         ) from error
 
 
-def _reason(url: str, status: int, body: str) -> str:
+def _reason(drafter: str, url: str, status: int, body: str) -> str:
     if status == 404:
         return (
             f"the server at {url} offers no /collective_rpc: start it with VLLM_SERVER_DEV_MODE=1 "
@@ -47,8 +47,8 @@ def _reason(url: str, status: int, body: str) -> str:
         message = body
     if "redrafter_swap" in message:
         return f"the server at {url} serves no ReDrafter: start it with --spec-model DRAFTER"
-    # What vLLM puts around the error of a worker.
+    # What vLLM puts around the error of a worker, in which it hides paths.
     wrapped = r"(?s)Call to \w+ method failed: (?:Worker failed with error ')?(.*?)(', please .*)?"
     if (refused := re.fullmatch(wrapped, message)) is None:
         return f"the server at {url} answers with status {status}: {message}"
-    return f"the server at {url} keeps its drafter: {refused[1]}"
+    return f"the server at {url} refuses {drafter} and keeps its own: {refused[1]}"
