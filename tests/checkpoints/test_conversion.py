@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import BARE, PLAIN, PROJECTED, edit_config, edit_tensors
 from vllm_redrafter.checkpoints import drafter_files
@@ -79,13 +79,6 @@ def test_our_own_form_keeps_the_draft_vocabulary_and_the_records(
         assert (tmp_path / "a" / name).read_text() == (destination / name).read_text()
     convert(str(tmp_path / "a"), tmp_path / "b", dtype="float16")
     assert load_drafter(str(tmp_path / "b")).target_tokens(torch.arange(3)).equal(KEPT)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_dtype_is_converted_to_and_recorded(source: Path, destination: Path, dtype: str) -> None:
-    convert(str(source), destination, dtype=dtype)
-    assert_bits(destination, new_drafter(PROJECTED, getattr(torch, dtype)).state_dict())
-    assert json.loads((destination / "config.json").read_text())["torch_dtype"] == dtype
 
 
 def test_numbers_too_large_for_a_dtype_are_refused_with_their_tensor(
@@ -240,25 +233,23 @@ def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
     assert any(note.startswith("its README.md is left out") for note in notes)
 
 
-def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["convert", *map(str, arguments)])
-
-
-def test_the_command_converts_and_says_what_it_did(source: Path, destination: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_command_converts_to_a_dtype_and_says_what_it_did(
+    source: Path, destination: Path, dtype: str
+) -> None:
     edit_config(source, lambda values: values.pop("exit_dim"))
-    result = command(source, destination, "--verifier", "org/target", "--dtype", "bfloat16")
+    command = ["convert", str(source), str(destination), "--verifier=org/target", "--dtype"]
+    refused = CliRunner().invoke(app, [*command, "eagle"])
+    assert refused.exit_code == 1 and "one of float32, bfl" in refused.output
+    assert not destination.exists()
+    result = CliRunner().invoke(app, [*command, dtype])
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
         "read model.safetensors",
         "exit_dim = 6: not in config.json, read off the tensors",
         f"wrote {destination}",
     ]
+    assert_bits(destination, new_drafter(PROJECTED, getattr(torch, dtype)).state_dict())
     values = json.loads((destination / "config.json").read_text())
     assert values["speculators_config"]["verifier"]["name_or_path"] == "org/target"
-    assert values["torch_dtype"] == "bfloat16"
-
-
-def test_a_dtype_that_there_is_not_is_refused(source: Path, destination: Path) -> None:
-    result = command(source, destination, "--dtype", "eagle")
-    assert result.exit_code == 1 and "one of float32, bfl" in result.output
-    assert not destination.exists()
+    assert values["torch_dtype"] == dtype

@@ -77,7 +77,9 @@ def test_differing_sizes_are_named_with_both_values() -> None:
 # --- The command ---
 
 
-def test_the_command_shows_all_of_it(folder: Path) -> None:
+def test_the_command_shows_all_of_it_and_advises_against_a_large_draft_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = command(folder)
     assert result.exit_code == 0, result.output
     assert "advice" not in result.output
@@ -95,6 +97,8 @@ def test_the_command_shows_all_of_it(folder: Path) -> None:
     ):
         assert line in lines
     assert not any(line.startswith("draft_vocab_size") for line in lines)
+    monkeypatch.setattr(head, "LARGE_DRAFT_VOCABULARY", 11)
+    assert "--draft-vocab-size 32768" in command(folder).output
 
 
 def test_the_command_says_what_a_checkpoint_does_not_record(tmp_path: Path) -> None:
@@ -119,13 +123,6 @@ def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_pat
     assert "layers 2, 5 are asked for, and the target has 5" in reason
     shallow = AutoConfig.from_pretrained(tmp_path / "shallow")
     assert misfits_of(fused, shallow, with_layers=False) == []
-
-
-def test_a_large_draft_vocabulary_is_advised_against(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(head, "LARGE_DRAFT_VOCABULARY", 11)
-    assert "--draft-vocab-size 32768" in command(folder).output
 
 
 @pytest.mark.parametrize("form", FORMATS)

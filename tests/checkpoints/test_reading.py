@@ -4,6 +4,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -41,10 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 # --- What is read ---

@@ -87,11 +87,6 @@ def assert_refused(model: str, message: str) -> None:
     assert before is None or content(Path(model)) == before
 
 
-@pytest.mark.parametrize("model", ["org/drafter", "./nowhere"])
-def test_what_is_no_folder(model: str) -> None:
-    assert_refused(model, rf"--record: '{re.escape(model)}' is not a folder.*evaluate its folder")
-
-
 @pytest.mark.parametrize("methods", [None, "many", {"a": 1}, [3]])
 def test_a_format_without_a_place_for_it(folder: Path, methods: Any) -> None:
     if methods is None:
@@ -103,7 +98,11 @@ def test_a_format_without_a_place_for_it(folder: Path, methods: Any) -> None:
     assert_refused(str(folder), message)
 
 
-def test_a_read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_folder_or_a_read_only_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in ("org/drafter", "./nowhere"):
+        assert_refused(model, rf"--record: '{model}' is not a folder.*evaluate its folder")
     # Asked of the system, because root may write to folders of any mode.
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
     message = r"drafter/config.json cannot be written: the folder is read-only; .*a copy"

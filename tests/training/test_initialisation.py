@@ -150,9 +150,7 @@ def test_a_selector_is_all_that_is_trained(trained: TrainingJob, tmp_path: Path)
     assert validated(Request({"model": str(asked.output)}))[0].candidates == (32 if keeps else 0)
 
 
-def test_what_cannot_get_a_selector_is_refused(
-    target: Path, data: Path, trained: TrainingJob, tmp_path: Path
-) -> None:
+def test_what_cannot_get_a_selector_is_refused(trained: TrainingJob, tmp_path: Path) -> None:
     def refused(match: str, asked: TrainingJob) -> None:
         with pytest.raises(ConfigError, match=match):
             resolve(asked)

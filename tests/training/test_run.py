@@ -199,9 +199,7 @@ def test_what_does_not_go_together_is_refused_before_weights_are_loaded(
 
 
 def test_a_dry_run_prints_the_plan(target: Path, data: Path, tmp_path: Path) -> None:
-    sizes = ["--batch-size=2", "--micro-batch-size=2", "--block-length=64", "--unroll-steps=3"]
-    command = ["train", str(target), f"--data={data}", f"--output={tmp_path / 'out'}"]
-    result = CliRunner().invoke(app, [*command, *sizes, "--held-out=4", "--dry-run"])
+    result = CliRunner().invoke(app, [*arguments(target, data, tmp_path / "out"), "--dry-run"])
     assert result.exit_code == 0, result.output
     training = job(target, data, tmp_path / "out", max_steps=None, warmup_steps=100, save_every=500)
     training = replace(

@@ -19,7 +19,6 @@ from redrafter_testing.models import small_trainings
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
 from vllm_redrafter.cli.main import app
-from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.hidden_states import StatesInfo
 from vllm_redrafter.data.source import read_all
 from vllm_redrafter.data.target import Target
@@ -30,16 +29,7 @@ from vllm_redrafter.utils.errors import ConfigError
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 # One row in a block, and one block at a time: the target computes what it does for states.
-CONFIG = replace(small_trainings.CONFIG, micro_batch_size=1, block_length=26, save_every=500)
-SHAPE = ReDrafterConfig(num_speculative_tokens=6, beam_width=2, beam_length=3)
-
-
-@pytest.fixture(scope="module")
-def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    rows = write_data(folder, target, num=24, max_tokens=20)
-    assert sum(2 * len(row.input_ids) > CONFIG.block_length for row in rows) > 20
-    return folder
+SETTINGS = {"micro_batch_size": 1, "block_length": 26}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +39,8 @@ def states(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def job(target: Path, data: Path, output: Path, *states: Path, **settings: Any) -> TrainingJob:
-    config = replace(CONFIG, **settings)
-    return TrainingJob(str(target), (data,), output, config, SHAPE, hidden_states=states)
+    asked = small_trainings.job(target, data, output, **SETTINGS | settings)
+    return replace(asked, hidden_states=states)
 
 
 def run(asked: TrainingJob, **arguments: bool) -> Any:

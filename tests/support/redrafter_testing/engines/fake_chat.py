@@ -26,9 +26,8 @@ def chunk(text: str | None, tokens: Sequence[str] = ()) -> Any:
 class FakeClient:
     """Answers each message with the next steps (a token's texts, or a chunk), or raises them."""
 
-    def __init__(self, answers: Sequence[Any], seconds: float = 0.001) -> None:
+    def __init__(self, answers: Sequence[Any]) -> None:
         self.answers = iter(answers)
-        self.seconds = seconds
         self.asked: list[dict[str, Any]] = []
         self.closed = 0
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
@@ -50,7 +49,7 @@ class FakeClient:
         for step in steps:
             if isinstance(step, BaseException):
                 raise step
-            time.sleep(self.seconds)
+            time.sleep(0.001)
             yield chunk("".join(step), step) if isinstance(step, list) else step
 
 

@@ -36,14 +36,12 @@ class FakeEngine:
         max_model_len: int = 512,
         order: int = 0,
         answers_until_killed: int | None = None,
-        death: type[BaseException] = Killed,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings, self.in_flight = settings, settings.in_flight
         self.max_model_len = max_model_len
         self.order = random.Random(order)
         self.left = answers_until_killed
-        self.death = death
         self.asked: list[tuple[OpenTurn, TurnAnswer]] = []
         self.most_in_flight = 0
         self.closed = False
@@ -56,7 +54,7 @@ class FakeEngine:
             self.most_in_flight = max(self.most_in_flight, len(running))
             request = running.pop(self.order.randrange(len(running)))
             if self.left is not None and len(self.asked) == self.left:
-                raise self.death
+                raise Killed
             answer = self.answer(request)
             self.asked.append((request, answer))
             yield answer
