@@ -21,6 +21,8 @@ and of a step of --requests, each with a tree of --nodes, the root counted:
     attention   of the heads of Llama-3-8B, bf16, K and V in scattered blocks of 16
     admitted    the nodes verified of 12 per request, three of them: what it moves takes no time
     loaded      hidden states and numbers that drafts start from
+    entered     an earlier answer of each request, of 256 tokens, as if all had finished at once
+    found       paths from the newest 32 places where a text's last tokens stand in such answers
 
 Every launch is replayed from a CUDA graph with the L2 cache flushed before; times are medians. GB/s
 are of the weights' bytes alone, or those of logits where nothing else is read; of a step, of K and
@@ -41,12 +43,16 @@ from shared_parts.arguments import integer, positive, results_file, script_parse
 from shared_parts.gpu import Gpu
 from torch import Tensor
 
-from vllm_redrafter.config import MAX_NODES, USUAL_CANDIDATES
+from vllm_redrafter.config import LONGEST_PATH, MAX_NODES, USUAL_CANDIDATES
 from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.tree.context_matches import LONGEST_EARLIER, MATCH_CLASSES
+from vllm_redrafter.tree.earlier_answers import ANSWER_PLACES, EARLIER_PLACES, MOST_PLACES
 from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
 from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
+from vllm_redrafter.triton_kernels.earlier_answers import AnswerStore, enter_answers, find_earlier
+from vllm_redrafter.triton_kernels.find_matches import MatchBuffers
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
@@ -83,6 +89,8 @@ def measured(gpu: Gpu, options: argparse.Namespace) -> Iterator[Timed]:
         yield of_attention(gpu, *sizes)
     for requests, hidden in product(options.requests, options.hidden):
         yield from between_graphs(gpu, requests, hidden)
+    for requests in options.requests:
+        yield from of_answers(gpu, requests)
 
 
 def of_weights(gpu: Gpu, hidden: int, rows: int) -> Iterator[Timed]:
@@ -190,6 +198,21 @@ def between_graphs(gpu: Gpu, requests: int, hidden: int) -> Iterator[Timed]:
 
     moved = 2 * sum(part.nbytes for part in out)
     yield Timed("loaded", case, moved, gpu.in_graph(loaded))
+
+
+def of_answers(gpu: Gpu, requests: int) -> Iterator[Timed]:
+    """Of a few tokens over and over: a text's last ones stand in an answer at 32 places."""
+    case, rows = f"{requests} requests", torch.arange(requests, device=gpu.device)
+    text = (torch.arange(ANSWER_PLACES, device=gpu.device) % 8).int().repeat(requests, 1)
+    num_tokens, origins = torch.full_like(text[:, 0], ANSWER_PLACES), torch.zeros_like(text[:, :2])
+    store = AnswerStore.empty((text, num_tokens, origins), (requests, MOST_PLACES), seed=0)
+    slots, entered = rows.int(), text.numel() * (4 + 8 + 3 * 8)
+    yield Timed("entered", case, entered, gpu.in_graph(lambda: enter_answers(slots, store)))
+    paths = MatchBuffers(requests, 2, LONGEST_PATH, ANSWER_PLACES, gpu.device)
+    chances = torch.full((2, MATCH_CLASSES, LONGEST_PATH), 0.5, device=gpu.device)
+    given = rows, torch.zeros(requests, device=gpu.device), chances, VOCABULARY, store, paths
+    found = requests * EARLIER_PLACES * (8 + 4 + 4 * LONGEST_EARLIER)
+    yield Timed("found", case, found, gpu.in_graph(lambda: find_earlier(*given)))
 
 
 def normal(gpu: Gpu, *size: int) -> Tensor:

@@ -34,12 +34,7 @@ from vllm_redrafter.engine.chains import ANNOUNCEMENT, NODES_WITH_STATES, as_cha
 from vllm_redrafter.engine.refusals import REMEDY_CHAIN
 from vllm_redrafter.engine.request_options import FLAT_KEY, SALT_KEY, check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
-from vllm_redrafter.engine.speculative_config import (
-    OF_DRAFTER,
-    PASSED_ON,
-    request_of,
-    validated,
-)
+from vllm_redrafter.engine.speculative_config import OF_DRAFTER, PASSED_ON, request_of, validated
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.utils import names
@@ -318,7 +313,7 @@ def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **
 def _reset_prefix_cache(
     original: Callable[..., bool], core: Any, *args: Any, **kwargs: Any
 ) -> bool:
-    if core.vllm_config.parallel_config.worker_cls == names.CPU_WORKER:
+    if _speculates(core.vllm_config):
         core.model_executor.collective_rpc("reset_earlier_answers")
     return original(core, *args, **kwargs)
 

@@ -55,4 +55,5 @@ def test_every_kernel_is_launched_at_every_size_beside_what_it_must_read() -> No
     # K and V of 20 + 5 tokens and 8 heads, queries and output of 5 and 32; states read and written.
     steps = {launch: (case, read) for launch, case, read in found}
     assert steps["attention"] == ("2 x 20, nodes 5", 2 * 128 * 2 * (25 * 2 * 8 + 5 * 2 * 32))
+    assert (steps["entered"][1], steps["found"][1]) == (2 * 256 * 36, 2 * 32 * 44)
     assert steps["loaded"] == ("2 requests, H 32", 2 * 2 * (32 * 2 + 8 + 8 + 4 + 4))

@@ -98,8 +98,7 @@ def _chat(
         str, typer.Option(help="A running OpenAI-compatible server, where no DRAFTER is given.")
     ] = "http://localhost:8000",
     model: Annotated[
-        str | None,
-        typer.Option(help="Its name at that server.", show_default="the server's first"),
+        str | None, typer.Option(help="Its name at that server.", show_default="the server's first")
     ] = None,
 ) -> None:
     """Talk to a server in the terminal, with the tokens tinted that were drafted.

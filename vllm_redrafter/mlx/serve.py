@@ -111,10 +111,7 @@ class _Provider(server.ModelProvider):
         self.loaded.set_result(None)
 
     def _load(
-        self,
-        model_path: str,
-        adapter_path: str | None = None,
-        draft_model_path: str | None = None,
+        self, model_path: str, adapter_path: str | None = None, draft_model_path: str | None = None
     ) -> None:
         check_no_pattern(model_path)
         super()._load(model_path, adapter_path)

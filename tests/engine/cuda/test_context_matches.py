@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuations found in the text, verified beside the drafter's and alone: output is plain's.
+"""Paths of own text and of earlier answers, beside the drafter's and alone: output is plain's.
 
 `test_parity.py` has them beside chains, grammars and logprobs.
 """
@@ -20,6 +20,7 @@ from redrafter_testing.requests.answers import single_tokens_of
 pytestmark = pytest.mark.engine
 
 SHAPE = {"beam_width": 3, "beam_length": 3, "context_matches": 2}
+STORE, KEPT = "model_runner.earlier_answers.store", ("ring", "state")
 Plain = dict[str, list[list[int]]]
 
 # Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
@@ -38,14 +39,18 @@ def engine(target: Path, **speculative: Any) -> AbstractContextManager[Engine]:
     )
 
 
-def run(llm: Engine, sampling: str, count: int = 8) -> tuple[list[list[int]], dict[str, float]]:
-    """Answers and what was counted; from an empty cache."""
-    llm.call(reset_prefix_cache)
+def run(
+    llm: Engine, sampling: str, count: int = 8, forgets: bool = True
+) -> tuple[list[list[int]], dict[str, float]]:
+    """Answers and what was counted; from an empty cache if it `forgets`."""
+    if forgets:
+        llm.call(reset_prefix_cache)
     llm.rpc("reset_redrafter_stats")
     answers = single_tokens_of(llm.run(few_tokens.requests(sampling, count)))
     (stats,) = llm.rpc("redrafter_stats")
-    assert stats["accepted_matched_tokens"] > 5, "paths were hardly used"
-    assert stats["matched_tokens"] > stats["accepted_matched_tokens"]
+    accepted = stats["accepted_matched_tokens"] + stats["accepted_earlier_tokens"]
+    assert accepted > 5, "paths were hardly used"
+    assert stats["matched_tokens"] + stats["earlier_tokens"] > accepted
     return answers, stats
 
 
@@ -68,20 +73,30 @@ def test_output_equals_plain_whatever_each_step_s_budget_and_of_matches_alone(
         answers, stats = run(llm, "sampled", count=4)
         assert answers == few_tokens_plain["sampled"][:4]
         assert llm.rpc(budgets.lengths)[0].keys() == {0}
-        assert stats["matched_tokens"] == stats["drafted_tokens"], "something was searched"
+        of_paths = stats["matched_tokens"] + stats["earlier_tokens"]
+        assert of_paths == stats["drafted_tokens"], "something was searched"
         (after,) = llm.rpc(inside_worker.match_probabilities)
         assert after[0] == before[0] and after[1] != before[1], "of greedy requests, of sampled"
+        launched = [llm.rpc(recorded_graphs.draft_on_kernels, on)[0][0] for on in (True, False)]
+        assert launched[0] == launched[1] + 1
 
 
-def test_output_without_a_drafter_equals_plain(
+def test_output_without_a_drafter_equals_plain_and_is_faster_with_what_was_answered_before(
     few_tokens_target: Path, few_tokens_plain: Plain
 ) -> None:
     with engine(few_tokens_target, method="redrafter") as llm:
         llm.rpc(inside_worker.reload_drafter)
         llm.rpc(budgets.force, 0.9)
         for sampling, expected in few_tokens_plain.items():
-            answers, stats = run(llm, sampling)
-            assert answers == expected
-            assert stats["matched_tokens"] == stats["drafted_tokens"]
+            runs = [run(llm, sampling, forgets=forgets) for forgets in (True, False)]
+            (answers, first), (again, stats) = runs
+            assert answers == again == expected
+            assert stats["matched_tokens"] + stats["earlier_tokens"] == stats["drafted_tokens"]
+            assert stats["earlier_tokens"] > stats["accepted_earlier_tokens"] > 50
+            assert stats["verifications"] < 0.8 * first["verifications"]
+            ring, state = (llm.rpc(inside_worker.value, f"{STORE}.{of}")[0] for of in KEPT)
+            kept = str(ring[0, : state[0]].tolist())[1:-1].split("-1, ")[1:]
+            assert len(expected) <= len(kept) <= 2 * len(expected), "preempted ones are not kept"
+            assert all(k.startswith(tuple(str(a[:15])[1:-1] for a in expected)) for k in kept)
         (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
         assert replayed["draft"] > 10

@@ -181,9 +181,9 @@ def subscriber(
 
 
 def step(meter: StepTimer) -> None:
-    """A tree of 3 nodes is verified and one accepted; two are on a path, and one of those."""
+    """A tree of 3 nodes is verified and one accepted; two are of own text, one of an answer."""
     with meter.measure("draft"):
-        meter.counts += torch.tensor([1, 2, 2, 2, 1, 0, 0])
+        meter.counts += torch.tensor([1, 2, 2, 2, 1, 1, 0])
     meter.stats.steps += 1
     meter.stats.expected_tokens += 1.5
     meter.stats.undrafted_steps += 1
@@ -194,12 +194,12 @@ def test_counts_reach_the_front_end_a_step_late_and_a_reset_takes_nothing_from_i
     meter: StepTimer, subscriber: Callable[[], Counters]
 ) -> None:
     step(meter)
-    assert subscriber() == Counters(1, 0, 0, 0, 1.5, 1, 0, 0)
+    assert subscriber() == Counters(1, 0, 0, 0, 1.5, 1, 0, 0, 0, 0)
     assert meter.read().draft == 0, "times are taken from the first reset on"
     meter.reset()
     step(meter)
-    assert subscriber() == Counters(2, 1, 2, 2, 3.0, 2, 2, 1)
+    assert subscriber() == Counters(2, 1, 2, 2, 3.0, 2, 2, 1, 1, 0)
     meter.publish()
-    assert subscriber() == Counters(2, 2, 4, 4, 3.0, 2, 4, 2)
-    assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1, 2, 1)
+    assert subscriber() == Counters(2, 2, 4, 4, 3.0, 2, 4, 2, 2, 0)
+    assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1, 2, 1, 1, 0)
     assert meter.read().draft > 0

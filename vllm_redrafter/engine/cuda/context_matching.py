@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt-lookup (n-gram) matches in the requests' texts, as branches of their drafts.
+"""Prompt-lookup (n-gram) matches in the requests' texts and in earlier answers, in their drafts.
 
 vLLM keeps the texts on the device. Matches are found, joined to the search's nodes and learned from
 in the draft's CUDA graph (`tree/context_matches.py`, `budget/match_acceptance.py`).
@@ -14,16 +14,14 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.cuda.earlier_answers import EarlierAnswers
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+from vllm_redrafter.triton_kernels.earlier_answers import find_earlier
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
-from vllm_redrafter.triton_kernels.join_matches import (
-    JoinedBuffers,
-    SearchedNodes,
-    join_matches,
-)
+from vllm_redrafter.triton_kernels.join_matches import JoinedBuffers, SearchedNodes, join_matches
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 
 
@@ -51,6 +49,7 @@ class ContextMatching:
         counts: [2, MATCH_CLASSES, D, 2] float32: nodes judged and accepted, of greedy and sampled
             requests, by class of the match and depth.
         probabilities: [2, MATCH_CLASSES, D] float32, accepted / judged.
+        earlier: answers of finished requests; None where none are kept.
     """
 
     def __init__(
@@ -71,6 +70,7 @@ class ContextMatching:
         self.trees, self.verification, self._totals = trees, verification, totals
         self._text, self._num_tokens = states.all_token_ids.gpu, states.total_len.gpu
         self._vocab_size = states.vocab_size
+        self.earlier = EarlierAnswers(config, states) if config.earlier_answers else None
         paths = config.context_matches, config.path_length
         requests, device = states.max_num_reqs, verification.path.device
         prior = torch.tensor(prior_acceptance(config.path_length), device=device).float()
@@ -85,20 +85,16 @@ class ContextMatching:
 
     def learn(self, slots: Tensor) -> None:
         """Learn from the verified trees of `slots` [R], before others replace them."""
-        observe_matches(
-            slots,
-            self.trees.match_lengths,
-            self.verification.verified_trees(),
-            MEMORY,
-            self.counts,
-            self.probabilities,
-            self._totals,
-        )
+        trees, learned = self.verification.verified_trees(), (self.counts, self.probabilities)
+        observe_matches(slots, self.trees.match_lengths, trees, MEMORY, *learned, self._totals)
 
     def join(self, length: int, found: ScoredNodes, slots: Tensor) -> ScoredNodes:
         """A search's nodes [R, L, W] and those of matches; a slot past the last has no text."""
         temperatures = self.verification.temperatures[: slots.shape[0]]
         find_matches(self._text, self._num_tokens, slots, self._vocab_size, self._paths)
+        if self.earlier is not None:
+            given = self._vocab_size, self.earlier.store, self._paths
+            find_earlier(slots, temperatures, self.probabilities, *given)
         explored, log_odds, out = found.nodes, found.log_odds, self._joined[length]
         search = SearchedNodes(
             explored.tokens, explored.back_pointers, explored.log_probs, log_odds

@@ -59,11 +59,7 @@ from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend, TreeAtten
 from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.first_stage_embedding import FirstStageEmbedding
 from vllm_redrafter.engine.cuda.graph_manager import TreeGraphManager, is_mixed
-from vllm_redrafter.engine.cuda.model_state import (
-    TreeModelState,
-    VerifyingState,
-    chain_state_class,
-)
+from vllm_redrafter.engine.cuda.model_state import TreeModelState, VerifyingState, chain_state_class
 from vllm_redrafter.engine.cuda.pipeline import (
     UNREAD_STEPS,
     TreePPHandler,
@@ -130,6 +126,8 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             self.table = self.speculator.table
         else:
             self.table = TreeTable(self.settings.config, self.max_num_reqs, device)
+        matching = self.speculator.matching if self.speculator is not None else None
+        self.earlier_answers = matching.earlier if matching is not None else None
         if self.pp_handler is not None:
             self.pp_handler.table = self.table
         # Where the drafter reads more than the last hidden state, the target returns more: from
@@ -206,6 +204,17 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         # Stages hand on as many rows as a graph has, so all have the same graphs.
         obstacles = of_all_ranks(list(self.model_state.mixed_obstacles()))
         return TreeGraphManager(*args, mixed_obstacles=obstacles, **kwargs)
+
+    def finish_requests(self, scheduler_output: SchedulerOutput) -> None:
+        """As vLLM does; first, answers are entered of slots that become free."""
+        if self.earlier_answers is not None:
+            self.earlier_answers.finish(scheduler_output.finished_req_ids)
+        super().finish_requests(scheduler_output)
+
+    def add_requests(self, scheduler_output: SchedulerOutput) -> None:
+        super().add_requests(scheduler_output)
+        if self.earlier_answers is not None:
+            self.earlier_answers.begin(scheduler_output.scheduled_new_reqs)
 
     def gather_batch_req_state(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any

@@ -55,6 +55,7 @@ class StepTimer:
         stats, values = self.stats, counts.tolist()
         stats.verifications, stats.drafted_tokens, stats.sampled_tokens = values[:3]
         stats.matched_tokens, stats.accepted_matched_tokens = values[3:5]
+        stats.earlier_tokens, stats.accepted_earlier_tokens = values[5:]
 
     def publish(self) -> None:
         """Hand the counts to the front end; the device's are those of the last finished copy."""

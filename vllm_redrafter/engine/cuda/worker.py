@@ -66,6 +66,11 @@ class TreeWorker(WorkerBase):
         """Zero the statistics; they are kept from the first call on."""
         self.model_runner.table.meter.reset()
 
+    def reset_earlier_answers(self) -> None:
+        """Forget them, when vLLM forgets cached prefixes."""
+        if (earlier := self.model_runner.earlier_answers) is not None:
+            earlier.clear()
+
     def sleep(self, level: int = 1) -> None:
         super().sleep(level)
         self._sleep_level = max(self._sleep_level, level)

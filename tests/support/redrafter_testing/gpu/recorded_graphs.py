@@ -343,7 +343,7 @@ def captured(worker: Any) -> dict[str, int]:
 
 
 @torch.inference_mode()
-def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
+def draft_on_kernels(worker: Any, answers: bool = True) -> tuple[int, bool, bool]:
     """A draft for one request as on a GPU: its launches, but for those that fuse hidden states;
     whether it reads the embedding's own table; whether a replay drafts what torch does."""
     from redrafter_testing.gpu import torch_drafting
@@ -355,6 +355,7 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     inputs.hidden[0] = torch.randn(inputs.hidden.shape[1], generator=generator)
     inputs.slots[0] = inputs.num_verified[0] = entry = 0
     if speculator.matching is not None:
+        speculator.matching.earlier = speculator.matching.earlier if answers else None
         text = torch.tensor([1, 2, 3, 4, 1, 2, 5, 6, 1, 2])
         runner.req_states.all_token_ids.gpu[0, : len(text)] = text
         runner.req_states.total_len.gpu[0] = len(text)
