@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -34,13 +34,6 @@ def test_a_draft_vocabulary_larger_than_the_targets_is_refused() -> None:
         RecurrentConfig(**SIZES, draft_vocab_size=33)
     with pytest.raises(ConfigError, match="draft_vocab_size must be an integer of at least 1"):
         RecurrentConfig(**SIZES, draft_vocab_size=0)
-
-
-def test_from_dict_reads_apples_keys_and_ignores_those_of_transformers() -> None:
-    shape: dict[str, Any] = {"num_draft_layers": 2, "num_lookback_tokens": 3, "rnn": False}
-    others = {"model_type": "recurrent_drafting_drafter", "architectures": ["Drafter"]}
-    values = SIZES | shape | others
-    assert RecurrentConfig.from_dict(values) == RecurrentConfig(**SIZES, **shape)
 
 
 @pytest.mark.parametrize("names", [["vocab_size"], ["hidden_size", "exit_dim"], list(SIZES)])
@@ -111,14 +104,6 @@ VOCAB, HIDDEN = 40, 8
 KEPT = torch.tensor([3, 4, 9, 17, 18, 30, 39])
 
 
-class Forbidding(nn.Linear):
-    """The last layer of the whole vocabulary, with -inf for all tokens but the kept."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        allowed = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, KEPT, True)
-        return super().forward(x).masked_fill(~allowed, -torch.inf)
-
-
 @torch.no_grad()
 def test_the_search_is_that_of_a_drafter_that_is_forbidden_the_other_tokens() -> None:
     torch.manual_seed(0)
@@ -131,14 +116,12 @@ def test_the_search_is_that_of_a_drafter_that_is_forbidden_the_other_tokens() ->
     del weights["d2t"]
     whole = RecurrentHead(RecurrentConfig(VOCAB, HIDDEN, exit_dim=6)).eval()
     whole.load_state_dict(weights, strict=False)
-    whole.lm_head[-1] = Forbidding(6, VOCAB, bias=False)
+    whole.lm_head[-1] = nn.Linear(6, VOCAB)
     whole.lm_head[-1].weight[KEPT] = kept_rows
+    whole.lm_head[-1].bias.fill_(-torch.inf)[KEPT] = 0.0
 
-    embed, hidden, roots = (
-        nn.Embedding(VOCAB, HIDDEN),
-        torch.randn(5, HIDDEN),
-        torch.randint(VOCAB, (5,)),
-    )
+    embed, hidden = nn.Embedding(VOCAB, HIDDEN), torch.randn(5, HIDDEN)
+    roots = torch.randint(VOCAB, (5,))
     found, expected = (
         beam_search(drafter, embed, hidden, roots, beam_width=4, beam_length=3)
         for drafter in (reduced, whole)

@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from redrafter_testing.algorithm import naive
+from redrafter_testing.models.head_forms import random_head
 from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 
 HIDDEN = 8
@@ -21,35 +23,12 @@ def apple_checkpoint(
     folder: Path, vocab: int, exit_dim: int, layers: int, rnn: bool
 ) -> dict[str, Tensor]:
     """Write a checkpoint as Apple's `save_pretrained` does; returns its tensors."""
-    generator = torch.Generator().manual_seed(0)
-
-    def weights(*shape: int) -> Tensor:
-        # Large enough for peaked distributions, in which beams outlive and leave one another.
-        scale = 2.0 / shape[-1] ** 0.5
-        return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
-
-    tensors = {f"lm_head.{layers}.weight": weights(vocab, exit_dim)}
-    for layer in range(layers):
-        tensors[f"lm_head.{layer}.linear.weight"] = weights(exit_dim, exit_dim)
-        tensors[f"lm_head.{layer}.linear.bias"] = weights(exit_dim)
-    if exit_dim != 2 * HIDDEN:
-        tensors["input_proj.weight"] = weights(exit_dim, 2 * HIDDEN)
-        tensors["input_proj.bias"] = weights(exit_dim)
-    if rnn:
-        tensors["rnn_u.weight"] = weights(HIDDEN, HIDDEN)
-        tensors["rnn_u.bias"] = weights(HIDDEN)
-        tensors["rnn_w.weight"] = weights(HIDDEN, HIDDEN)
+    sizes = {"exit_dim": exit_dim, "num_draft_layers": layers, "rnn": rnn}
+    config = {"hidden_size": HIDDEN, "vocab_size": vocab, "num_lookback_tokens": 2, **sizes}
+    tensors = random_head(RecurrentConfig.from_dict(config), torch.float64).state_dict()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "model_type": "recurrent_drafting_drafter",
-        "hidden_size": HIDDEN,
-        "vocab_size": vocab,
-        "exit_dim": exit_dim,
-        "num_draft_layers": layers,
-        "num_lookback_tokens": 2,
-        "rnn": rnn,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    others = {"model_type": "recurrent_drafting_drafter", "architectures": ["Drafter"]}
+    (folder / "config.json").write_text(json.dumps(config | others))
     return tensors
 
 
