@@ -12,19 +12,9 @@ DEPTHS = 3
 NODES = 40
 
 
-def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
-    model = AcceptanceModel(DEPTHS)
-    before = model.biases.copy()
-    for _ in range(100):
-        nodes = np.zeros(40, np.float32), np.ones(40, np.int32), np.ones(40, np.bool_)
-        model.observe(np.zeros(40, np.bool_), *nodes)
-    assert np.array_equal(model.biases[1], before[1])
-    # Even log-odds, a probability above 0.9.
-    assert model.biases[0, 0] > 2.2
-
-
-def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
+def test_it_learns_of_one_kind_what_the_estimator_of_any_device_learns() -> None:
     random, model = np.random.default_rng(1), AcceptanceModel(DEPTHS)
+    greedy = model.slopes[0], *model.biases[0]
     estimator = AcceptanceEstimator(DEPTHS)
     refits = RefitSchedule(FIRST_REFIT, LONGEST_REFIT)
     for _ in range(700):
@@ -41,3 +31,4 @@ def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
     assert model.slopes[1] == pytest.approx(estimator.slope.item(), rel=1e-4)
     assert model.biases[1] == pytest.approx(estimator.biases.numpy(), rel=1e-4)
     assert model.slopes[1] == pytest.approx(0.7, abs=0.1)
+    assert (model.slopes[0], *model.biases[0]) == greedy

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from redrafter_testing.models.cycle_language import CycleTarget
+from redrafter_testing.models.tiny_models import make_small_target
 from redrafter_testing.models.training_data import answered
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
@@ -29,19 +30,9 @@ V = 11
 
 
 @pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+def target(tmp_path_factory: pytest.TempPathFactory) -> LlamaForCausalLM:
+    folder = make_small_target(tmp_path_factory.mktemp("target"), V, hidden_size=16)
+    return LlamaForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
 
 
 def written() -> ListRows:

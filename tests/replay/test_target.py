@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig
-from transformers.models import cohere, gemma2, gpt_neox, granite, llama, qwen2_5_vl, qwen3_vl
 
 from redrafter_testing.models.families.chained import CHAINED
-from redrafter_testing.models.families.family import Family
+from redrafter_testing.models.families.family import Family, random_family
+from redrafter_testing.models.families.vision import QWEN2_5_VL, QWEN3_VL
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_small_target
 from vllm_redrafter.data.target import Target
@@ -21,53 +21,25 @@ from vllm_redrafter.replay.target import (
     keeps_rows_apart,
     load_ends,
     load_target,
-    model_factory,
     read_target,
 )
 from vllm_redrafter.utils.errors import ConfigError
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "pad_token_id": 0,
-}
-GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 16}
-PARTS: dict[str, Any] = {
-    "text_config": {
-        **GROUPED,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]},
-    },
-    "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
-}
-SEEING = {
-    "qwen2_5_vl": qwen2_5_vl.Qwen2_5_VLConfig(**PARTS),
-    "qwen3_vl": qwen3_vl.Qwen3VLConfig(**PARTS),
-}
-CONFIGS = {
-    "llama": llama.LlamaConfig(**GROUPED),
-    "tied": llama.LlamaConfig(**GROUPED, tie_word_embeddings=True),
+SCALED = {"logits_scaling": 3.0, "embedding_multiplier": 2.0}
+SEEING = {"qwen2_5_vl": QWEN2_5_VL, "qwen3_vl": QWEN3_VL}
+FAMILIES = {
+    "llama": random_family("", "LlamaConfig"),
+    "tied": random_family("", "LlamaConfig", sizes={"tie_word_embeddings": True}),
     # Their logits are not only those of the output layer; Gemma's embedding is not only a table.
-    "gemma2": gemma2.Gemma2Config(**GROUPED),
-    "granite": granite.GraniteConfig(**GROUPED, logits_scaling=3.0, embedding_multiplier=2.0),
-    "cohere": cohere.CohereConfig(**GROUPED),
+    "gemma2": random_family("", "Gemma2Config"),
+    "granite": random_family("", "GraniteConfig", sizes=SCALED),
+    "cohere": random_family("", "CohereConfig"),
     # Other names for every part.
-    "gpt_neox": gpt_neox.GPTNeoXConfig(**SIZES),
+    "gpt_neox": random_family("", "GPTNeoXConfig", without=["head_dim"]),
     **SEEING,
 }
 NAMES = ("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM")
 RECURRENT = [family for family in CHAINED if family.architecture in NAMES]
-
-
-def saved(config: Any, folder: Path, **arguments: Any) -> Path:
-    torch.manual_seed(0)
-    model = model_factory(config).from_config(config).float()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    model.save_pretrained(folder, **arguments)
-    return folder
 
 
 def language_model(target: Any) -> Any:
@@ -75,13 +47,14 @@ def language_model(target: Any) -> Any:
     return getattr(target.base_model, "language_model", target.base_model)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_ends_are_those_of_the_whole_target(name: str, tmp_path: Path) -> None:
-    folder = saved(CONFIGS[name], tmp_path, max_shard_size="20KB")
+    folder, made = tmp_path / "shards", FAMILIES[name].make(tmp_path / "whole")
+    load_target(Target.open(made)).save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     whole, ends = load_target(Target.open(folder)), load_ends(Target.open(folder))
     assert not [n for n, _ in ends.named_parameters() if ".layers." in n]
-    tokens = torch.randint(1, 64, (1, 12))
+    tokens = torch.randint(1, 20, (1, 12))
     kept: list[torch.Tensor] = []
     norm = language_model(whole).get_submodule("final_layer_norm" if name == "gpt_neox" else "norm")
     norm.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
@@ -95,10 +68,10 @@ def test_the_ends_are_those_of_the_whole_target(name: str, tmp_path: Path) -> No
         assert torch.equal(embedded, whole.get_input_embeddings()(tokens))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> None:
-    folder = saved(CONFIGS[name], tmp_path)
-    whole, tokens = load_target(Target.open(folder)), torch.randint(1, 64, (2, 12))
+    whole = load_target(Target.open(FAMILIES[name].make(tmp_path)))
+    tokens, hidden = torch.randint(1, 20, (2, 12)), FAMILIES[name].hidden_size
     entered: list[torch.Tensor] = []
     language_model(whole).layers[1].register_forward_pre_hook(
         lambda _, positional, named: entered.append((*positional, *named.values())[0]),
@@ -106,8 +79,8 @@ def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> No
     )
     batch = TextBatch(tokens, torch.ones_like(tokens).bool(), torch.arange(12).expand(2, -1))
     outputs = read_target(whole, batch, (1,))
-    assert outputs.hidden.shape == (2, 12, 64)
-    assert torch.equal(outputs.hidden[..., 32:], entered[0])
+    assert outputs.hidden.shape == (2, 12, 2 * hidden)
+    assert torch.equal(outputs.hidden[..., hidden:], entered[0])
     assert torch.equal(outputs.last, read_target(whole, batch).hidden)
 
 
@@ -127,7 +100,7 @@ def assert_rows_do_not_see_each_other(folder: Path, keeps_apart: bool) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2", *SEEING])
 def test_rows_of_text_that_are_packed_do_not_see_each_other(name: str, tmp_path: Path) -> None:
     """Also where a row has several positions, of which transformers looks at the first."""
-    assert_rows_do_not_see_each_other(saved(CONFIGS[name], tmp_path), keeps_apart=True)
+    assert_rows_do_not_see_each_other(FAMILIES[name].make(tmp_path), keeps_apart=True)
 
 
 @pytest.mark.parametrize("family", RECURRENT, ids=lambda family: family.name)
