@@ -61,7 +61,7 @@ def count_rows(generated: Tensor, num_steps: int) -> Tensor:
     return torch.stack([counted.sum() for counted in _counted_starts(generated, num_steps)])
 
 
-def predictions(
+def _predictions(
     drafter: DraftHead,
     batch: TextBatch,
     target: TargetOutputs,
@@ -168,7 +168,7 @@ class Distillation(nn.Module):
     def forward(self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor) -> _Loss:
         """The loss of an L-step unroll; `step_weights` [L] are those of a row in the total."""
         drafter = self.drafter
-        rows = predictions(drafter, batch, target, self.num_steps, self.train_selector)
+        rows = _predictions(drafter, batch, target, self.num_steps, self.train_selector)
         dtype = torch.promote_types(rows.features.dtype, torch.float32)
         weights = step_weights[rows.step - 1]
         totals, per_step = [], torch.zeros(self.num_steps, dtype=dtype, device=weights.device)

@@ -8,7 +8,7 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from redrafter_testing.gpu.step_metadata import step_metadata
-from vllm_redrafter.engine.cuda.attention import Spans, TreeRows, spans_read
+from vllm_redrafter.engine.cuda.attention import Spans, TreeRows, _spans_read
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 
 COLUMNS = 6
@@ -101,5 +101,5 @@ def images_step(
 def test_images_are_named_of_which_a_prompt_s_rows_are_tokens(
     lengths: list[int], rows: list[int], reading: list[bool], expected: Spans | None
 ) -> None:
-    found = spans_read(images_step(lengths, rows, reading))
+    found = _spans_read(images_step(lengths, rows, reading))
     assert (found and {request: spans for request, spans in found.items() if spans}) == expected

@@ -202,8 +202,8 @@ def test_without_full_graphs_the_number_of_nodes_is_fixed_and_logged(
     assert bool(list(adaptive_obstacles(config))) != possible
     said: list[str] = []
     monkeypatch.setattr(speculator.logger, "warning", lambda text, *args: said.append(text % args))
-    assert speculator.can_adapt(config, ReDrafterConfig(12)) == possible
-    assert not speculator.can_adapt(config, ReDrafterConfig(12, adaptive=False))
+    assert speculator._can_adapt(config, ReDrafterConfig(12)) == possible
+    assert not speculator._can_adapt(config, ReDrafterConfig(12, adaptive=False))
     assert len(said) == (not possible)
     for warning in said:
         assert re.search(r"num_speculative_tokens=12 .* leave --enforce-eager out", warning)

@@ -10,10 +10,10 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm_redrafter.engine.cuda import schedule
 from vllm_redrafter.engine.cuda.schedule import (
     USUAL_RIDGE,
+    _ridge_of,
     apply_default_schedule,
     default_schedule,
     lengths_of_drafts,
-    ridge_of,
 )
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.names import METHOD
@@ -69,7 +69,7 @@ def settled(**fields: Any) -> Schedule | None:
     ],
 )
 def test_the_ridge_is_operations_per_byte(device: str, ridge: int) -> None:
-    assert ridge_of(device) == ridge
+    assert _ridge_of(device) == ridge
 
 
 @pytest.mark.parametrize("ridge", [100, 418])

@@ -168,7 +168,7 @@ class _MetadataBuilder(TritonAttentionMetadataBuilder):
         fast_build: bool = False,
     ) -> TreeAttentionMetadata:
         if common_attn_metadata.mm_req_doc_ranges is not None:
-            spans = spans_read(common_attn_metadata)
+            spans = _spans_read(common_attn_metadata)
             common_attn_metadata = replace(common_attn_metadata, mm_req_doc_ranges=spans)
         plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
         return TreeAttentionMetadata(**vars(plain))
@@ -320,7 +320,7 @@ class TreeAttentionBackend(TritonAttentionBackend):
         return False
 
 
-def spans_read(step: CommonAttentionMetadata) -> Spans | None:
+def _spans_read(step: CommonAttentionMetadata) -> Spans | None:
     """The images of which a step reads a token. vLLM names all images in each step."""
     images, reading = step.mm_req_doc_ranges, step.is_prefilling
     lengths = step.seq_lens_cpu_upper_bound  # exact where a prompt is read

@@ -44,7 +44,7 @@ USUAL_RIDGE = 206
 """Rows, of GPUs that are not in the table: an H200's."""
 
 
-def ridge_of(device_name: str) -> int:
+def _ridge_of(device_name: str) -> int:
     """Rows from which on 16-bit products take longer than reading the weights."""
     for name, (operations, bandwidth) in GPUS.items():
         if re.search(rf"\b{name}\b", device_name):
@@ -154,7 +154,7 @@ def _ridge_here() -> int:
     from vllm.platforms import current_platform
 
     # Elsewhere, under the interpreter, no name identifies a GPU.
-    return ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")
+    return _ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")
 
 
 def lengths_of_drafts(

@@ -101,7 +101,7 @@ class TreeSpeculator(BaseSpeculator):
         self.drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
 
         self.confidence: NodeConfidence | None = None
-        if can_adapt(vllm_config, self.config):
+        if _can_adapt(vllm_config, self.config):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.recorded = NOTHING_RECORDED
@@ -358,7 +358,7 @@ class TreeSpeculator(BaseSpeculator):
         return SearchShape(self._search_shape.beam_width if length else 0, length)
 
 
-def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
+def _can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
     """May the number of verified nodes follow the load? Obstacles are logged."""
     if not config.adaptive:
         return False
