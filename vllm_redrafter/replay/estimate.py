@@ -213,7 +213,7 @@ def _replay(
     rows, roots, lasts = _answers(batch.generated)
     ahead = torch.arange(1, depth + 2, device=batch.tokens.device)
     most = shape.earlier_answers
-    kept = entered(earlier if most else (), most, num_places(most))
+    kept = entered(earlier, most, num_places(most))
     steps = tokens = 0
     by_depth = torch.zeros(depth, dtype=torch.int64)
     while (running := (roots < lasts).nonzero().squeeze(1)).numel():

@@ -63,7 +63,7 @@ def entered(
     long = [given for given in answers if given[1] >= 0 and len(given[0]) > SHORTEST_EARLIER]
     tokens: list[int] = []
     partitions: list[int] = []
-    for answer, partition in long[-most_answers:]:
+    for answer, partition in long[max(len(long) - most_answers, 0) :]:
         kept = [SEPARATOR, *answer[-(places - 1) :]]
         tokens += kept
         partitions += [partition] * len(kept)
