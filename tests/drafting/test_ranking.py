@@ -11,6 +11,7 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.budgets import best_trim
 from redrafter_testing.algorithm.context_matches import search_and_paths
+from redrafter_testing.algorithm.random_trees import random_search
 from redrafter_testing.algorithm.tree_batches import first_nodes
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.budget.choice import VerifyCosts, verify_everything
@@ -23,20 +24,6 @@ from vllm_redrafter.tree.policy import candidate_log_probs
 from vllm_redrafter.tree.token_tree import TokenTree
 
 MAX_NODES = 12
-
-
-def search(requests: int, length: int, width: int) -> ExploredNodes:
-    """As a beam search finds them: children below their parents, some beams missing."""
-    random = torch.Generator().manual_seed(requests)
-    tokens = torch.randint(0, 1000, (requests, length, width), generator=random)
-    back_pointers = torch.randint(0, width, (requests, length, width), generator=random)
-    back_pointers[:, 0] = 0
-    log_probs = torch.rand(requests, length, width, generator=random).log()
-    if width > 2:
-        log_probs[0, 0, 2] = -torch.inf
-    for level in range(1, length):
-        log_probs[:, level] += log_probs[:, level - 1].gather(1, back_pointers[:, level])
-    return ExploredNodes(tokens, back_pointers, log_probs)
 
 
 def draft_nodes(explored: ExploredNodes) -> DraftNodes:
@@ -72,7 +59,7 @@ def assert_same(found: TokenTree, expected: TokenTree) -> None:
 def test_trees_and_probabilities_are_those_of_the_torch_functions(
     tree: TreeKind, chains: bool, requests: int, length: int, width: int
 ) -> None:
-    explored, roots = search(requests, length, width), torch.arange(requests)
+    explored, roots = random_search(requests, length, width), torch.arange(requests)
     chain = roots % 2 == 0 if chains else torch.zeros(requests, dtype=torch.bool)
     # Those that sample have an acceptance model of their own, and a model knows more levels.
     sampled = roots % 3 == 1
@@ -135,7 +122,7 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
     row: float, least: int
 ) -> None:
     requests, length = 8, 4
-    nodes, sampled = draft_nodes(search(requests, length, 6)), np.arange(requests) % 3 == 1
+    nodes, sampled = draft_nodes(random_search(requests, length, 6)), np.arange(requests) % 3 == 1
     rows = requests * (MAX_NODES + 1)
     costs = VerifyCosts(np.array([0.9, 0.6]), 0.2, 1.0 + row * np.arange(rows + 1), 0.9, least)
     no_matches = np.zeros((2, LONGEST_MATCH, length), np.float32)

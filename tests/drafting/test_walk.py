@@ -2,23 +2,14 @@
 """The compiled walk against the torch function that says what it computes."""
 
 import numpy as np
-import pytest
 import torch
+from hypothesis import given, settings
 
-from redrafter_testing.algorithm.tree_batches import bushy, token_trees
+from redrafter_testing.algorithm.random_trees import scored_trees
+from redrafter_testing.algorithm.tree_batches import token_trees
 from vllm_redrafter.drafting.walk import Walk, accepted_nodes, judged_nodes
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.tree.token_tree import TokenTree
-
-
-def random_trees(seed: int, requests: int, slots: int) -> TokenTree:
-    """Of all sizes; a node's token is its rank among its siblings."""
-    trees = [bushy(1 + (seed + 7 * r) % slots, seed + r) for r in range(requests)]
-    ranks = [
-        [tree[1:node].count(tree[node]) if node else 0 for node in range(len(tree))]
-        for tree in trees
-    ]
-    return token_trees(trees, slots, ranks)
 
 
 def walked(tree: TokenTree, sampled: torch.Tensor) -> AcceptedPath:
@@ -29,10 +20,10 @@ def walked(tree: TokenTree, sampled: torch.Tensor) -> AcceptedPath:
     return walk.accepted
 
 
-@pytest.mark.parametrize("seed", range(0, 30, 2))
-def test_the_walk_is_that_of_the_torch_function(seed: int) -> None:
-    tree = random_trees(seed, requests=1 + seed % 5, slots=1 + seed)
-    sampled = torch.randint(0, 2, tree.tokens.shape, dtype=torch.int32)
+@settings(deadline=None)
+@given(scored_trees())
+def test_the_walk_is_that_of_the_torch_function(scored: tuple[TokenTree, torch.Tensor]) -> None:
+    tree, sampled = scored[0], scored[1].int()
     expected, found = accept_path(tree, sampled), walked(tree, sampled)
     assert torch.equal(found.output_tokens, expected.output_tokens)
     assert torch.equal(found.num_sampled, expected.num_sampled)

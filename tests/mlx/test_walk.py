@@ -1,33 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The walk in MLX accepts what it accepts in torch, whose losslessness tests/tree shows."""
 
-import random
-
 import mlx.core as mx
-import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from redrafter_testing.algorithm.tree_batches import grown_tree, token_trees
+from redrafter_testing.algorithm.random_trees import ROOT, scored_trees
 from vllm_redrafter.mlx.step import accept_path
 from vllm_redrafter.tree.acceptance import accept_path as torch_accept_path
+from vllm_redrafter.tree.token_tree import TokenTree
 
-VOCAB, ROOT = 3, 100
 
-
-@pytest.mark.parametrize("seed", range(100))
-def test_the_accepted_path_is_torchs(seed: int) -> None:
-    rng = random.Random(seed)
-    draws = [(rng.randrange(30), rng.randrange(VOCAB)) for _ in range(rng.randrange(30))]
-    tokens, parents = grown_tree(draws, ROOT)
-    tree = token_trees([parents], len(parents), [tokens])
-    sampled = torch.tensor([[rng.randrange(VOCAB) for _ in tree.tokens[0]]], dtype=torch.int32)
-    # Some have room for more levels than the tree has.
-    max_depth = int(tree.depths.max()) + rng.randrange(3)
-    fields = tree.tokens, tree.parents, tree.depths, tree.ancestor_mask, sampled
-    found = accept_path(*(mx.array(field[0].numpy()) for field in fields), max_depth)
+@settings(deadline=None)
+@given(scored_trees(), st.integers(0, 2))
+def test_the_accepted_path_is_torchs(scored: tuple[TokenTree, torch.Tensor], more: int) -> None:
+    """Some have room for `more` levels than the tree has."""
+    tree, sampled = scored[0], scored[1].int()
+    count, max_depth = int(tree.num_nodes[0]), int(tree.depths[0].max()) + more
+    fields = [field[0, :count] for field in (tree.tokens, tree.parents, tree.depths)]
+    fields += [tree.ancestor_mask[0, :count, :count], sampled[0, :count]]
+    found = accept_path(*(mx.array(field.numpy()) for field in fields), max_depth)
     assert all(array.dtype == mx.int32 for array in found)
     expected = torch_accept_path(tree, sampled)
-    length, last_node = int(expected.num_sampled), int(expected.last_node)
+    length, last_node = int(expected.num_sampled[0]), int(expected.last_node[0])
     assert (found.length.item(), found.last_node.item()) == (length, last_node)
     path = expected.path[0, :length].tolist()
     assert found.path.tolist() == path + [last_node] * (max_depth + 1 - length)

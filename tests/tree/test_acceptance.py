@@ -16,13 +16,10 @@ from torch import Tensor
 from decoding_step import Node, walk
 from redrafter_testing.algorithm import naive
 from redrafter_testing.algorithm.naive import Prefix
+from redrafter_testing.algorithm.random_trees import ROOT, VOCAB, scored_trees
 from redrafter_testing.algorithm.tree_batches import grown_tree, token_trees
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.tree.token_tree import TokenTree
-
-VOCAB = 3
-ROOT = 100
-GARBAGE = st.integers(-(2**40), 2**40) | st.integers(-1, VOCAB)
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,6 @@ class Nodes:
         return len(self.tokens)
 
 
-def batch(trees: Sequence[Nodes], slots: int) -> TokenTree:
-    """The trees side by side."""
-    return token_trees([tree.parents for tree in trees], slots, [tree.tokens for tree in trees])
-
-
 def assert_walked(accepted: AcceptedPath, tree: TokenTree, sampled: Tensor) -> None:
     """Every request's result is that of the step's own walk."""
     slots = tree.tokens.shape[1]
@@ -60,26 +52,6 @@ def assert_walked(accepted: AcceptedPath, tree: TokenTree, sampled: Tensor) -> N
         assert int(accepted.num_sampled[request]) == len(output)
         assert accepted.path[request].tolist() == path + unused
         assert int(accepted.last_node[request]) == path[-1]
-
-
-some_nodes = st.builds(
-    Nodes.grow, st.lists(st.tuples(st.integers(0, 1000), st.integers(0, VOCAB - 1)), max_size=14)
-)
-
-
-@st.composite
-def scored_trees(draw: st.DrawFn) -> tuple[TokenTree, Tensor]:
-    """Up to 3 trees, and what was sampled at their nodes; garbage in the unused slots.
-
-    -1 is vLLM's placeholder of a token that is not there, and also fills unused slots.
-    """
-    trees = draw(st.lists(some_nodes, min_size=1, max_size=3))
-    slots = max(map(len, trees)) + draw(st.integers(0, 3))
-    tokens = st.integers(-1, VOCAB - 1)
-    sampled = [
-        [draw(tokens if slot < len(tree) else GARBAGE) for slot in range(slots)] for tree in trees
-    ]
-    return batch(trees, slots), torch.tensor(sampled)
 
 
 @settings(deadline=None, max_examples=150)
@@ -129,7 +101,8 @@ def tree_speculation(target: RandomModel, trees: Callable[[Prefix], Nodes]) -> S
         contexts = naive.node_prefixes(nodes.tokens, nodes.parents, len(nodes))
         conditionals = [target(prefix + context) for context in contexts]
         assignments = list(itertools.product(range(VOCAB), repeat=len(nodes)))
-        tree = batch([nodes] * len(assignments), len(nodes))
+        count = len(assignments)
+        tree = token_trees([nodes.parents] * count, len(nodes), [nodes.tokens] * count)
         accepted = accept_path(tree, torch.tensor(assignments))
         outputs: Distribution = defaultdict(float)
         columns = assignments, accepted.output_tokens.tolist(), accepted.num_sampled.tolist()

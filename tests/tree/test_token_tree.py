@@ -12,44 +12,16 @@ from torch import Tensor
 
 from redrafter_testing.algorithm import naive
 from redrafter_testing.algorithm.naive import Prefix
+from redrafter_testing.algorithm.random_trees import explored_nodes
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
-# Sums of these stay exact in float32.
-TIED_STEPS = st.sampled_from([0.0, -0.5, -1.0])
 KINDS = st.sampled_from(["explored", "beams"])
 
 drawn = settings(deadline=None, max_examples=100)
 max_nodes_of_a_tree = st.integers(1, 24)
-
-
-@st.composite
-def explored_nodes(draw: st.DrawFn) -> ExploredNodes:
-    """Any search of up to 3 requests: many ties, and dead slots of any contents at the end."""
-    length, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    vocab = draw(st.integers(1, 3))
-    requests = []
-    for _ in range(draw(st.integers(1, 3))):
-        levels: list[list[tuple[int, int, float]]] = []
-        live = {0: 0.0}
-        for level in range(length):
-            candidates = [(slot, token) for slot in live for token in range(vocab)]
-            most = min(width, len(candidates))
-            least = min(most, draw(st.sampled_from([0, 1, 3, 5])))
-            some = st.permutations(candidates).map(lambda c, most=most: c[:most])
-            kept = draw(some)[: draw(st.integers(least, most))]
-            row = [(token, slot, live[slot] + draw(TIED_STEPS)) for slot, token in kept]
-            row.sort(key=lambda node: -node[2])
-            while len(row) < width:
-                above = draw(st.integers(0, width - 1)) if level else 0
-                row.append((draw(st.integers(0, vocab - 1)), above, -math.inf))
-            live = {slot: node[2] for slot, node in enumerate(row) if node[2] > -math.inf}
-            levels.append(row)
-        requests.append(levels)
-    tokens, back_pointers, log_probs = torch.tensor(requests, dtype=torch.float64).unbind(-1)
-    return ExploredNodes(tokens.long(), back_pointers.long(), log_probs.float())
 
 
 def root_tokens(explored: ExploredNodes) -> Tensor:

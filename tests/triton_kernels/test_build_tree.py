@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from redrafter_testing.algorithm.random_trees import explored_nodes, random_search
 from redrafter_testing.algorithm.tree_batches import GARBAGE
 from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES, TOP_TOKENS
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -26,14 +27,6 @@ SENTINEL = -77
 FIELDS = ("tokens", "parents", "depths", "num_nodes", "ancestors")
 
 
-def buffers(device: torch.device, max_requests: int, max_nodes: int) -> ScoredTrees:
-    """Full of what no tree holds: all that a tree has must be written."""
-    out = ScoredTrees(max_requests, max_nodes, device)
-    for name in FIELDS:
-        getattr(out, name).fill_(SENTINEL)
-    return out
-
-
 def roots(requests: int) -> Tensor:
     return torch.arange(requests) + 100
 
@@ -41,21 +34,6 @@ def roots(requests: int) -> Tensor:
 def on(device: torch.device, explored: ExploredNodes) -> list[Tensor]:
     tensors = (explored.tokens, explored.back_pointers, explored.log_probs)
     return [tensor.to(device) for tensor in tensors]
-
-
-def random_search(requests: int, length: int, width: int, seed: int = 0) -> ExploredNodes:
-    """Scores fall by a random multiple of 1/4 per level, which is exact and often ties."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def randint(high: int, *size: int) -> Tensor:
-        return torch.randint(high, size, generator=generator)
-
-    scores, pointers = [-randint(8, requests, width) / 4], [torch.zeros(requests, width).long()]
-    for _ in range(length - 1):
-        pointers.append(randint(width, requests, width))
-        scores.append(scores[-1].gather(1, pointers[-1]) - randint(8, requests, width) / 4)
-    tokens = randint(50_000, requests, length, width)
-    return ExploredNodes(tokens, torch.stack(pointers, 1), torch.stack(scores, 1))
 
 
 def poisoned_pointers(explored: ExploredNodes) -> torch.Tensor:
@@ -70,32 +48,8 @@ lengths_and_widths = st.sampled_from([(1, 1), (1, 5), (3, 4), (4, 3), (5, 2)])
 sizes = st.sampled_from([1, 2, 7, 12, 31, 32, 40])
 
 
-@st.composite
-def searches(draw: st.DrawFn) -> ExploredNodes:
-    """Up to 3 requests. Scores are full of ties, also between parent and child; some are -inf."""
-    length, width = draw(lengths_and_widths)
-    requests = []
-    for _ in range(draw(st.integers(1, 3))):
-        levels: list[list[tuple[int, int, float]]] = []
-        for level in range(length):
-            above = levels[-1] if level else [(0, 0, 0.0)]
-            live = [slot for slot, node in enumerate(above) if node[2] > -math.inf]
-            row = []
-            for _ in range(width):
-                if live and draw(st.integers(0, 3)):
-                    slot = draw(st.sampled_from(live))
-                    score = above[slot][2] + draw(st.sampled_from([0.0, -0.5, -1.0]))
-                else:
-                    slot, score = 0, -math.inf
-                row.append((draw(st.integers(0, 1000)), slot, score))
-            levels.append(row)
-        requests.append(levels)
-    tokens, back_pointers, log_probs = torch.tensor(requests, dtype=torch.float64).unbind(-1)
-    return ExploredNodes(tokens.long(), back_pointers.long(), log_probs.float())
-
-
 @settings(deadline=None, max_examples=30)
-@given(searches(), sizes, st.data())
+@given(explored_nodes(lengths_and_widths), sizes, st.data())
 def test_trees_with_all_that_goes_with_them_are_the_reference_s(
     device: torch.device, explored: ExploredNodes, max_nodes: int, data: st.DataObject
 ) -> None:
@@ -159,7 +113,9 @@ def test_searches_of_any_size_make_trees(
     device: torch.device, length: int, width: int, max_nodes: int
 ) -> None:
     """More slots than candidates and fewer; widths that are no power of two; a chain; a star."""
-    explored, out = random_search(1, length, width), buffers(device, 2, max_nodes)
+    explored, out = random_search(1, length, width), ScoredTrees(2, max_nodes, device)
+    for name in FIELDS:
+        getattr(out, name).fill_(SENTINEL)
     given = replace(explored, back_pointers=poisoned_pointers(explored))
     chains, limits, entries = torch.tensor([[0] * 2, [max_nodes] * 2, [0] * 2], device=device)
     drafts = torch.zeros(1, max_nodes, dtype=torch.int64, device=device)
