@@ -87,9 +87,9 @@ def matching(trees: ScoredTrees, verification: Verification) -> ContextMatching:
         all_token_ids=SimpleNamespace(gpu=texts),
         total_len=SimpleNamespace(gpu=torch.tensor([1, 5, 30, 40], dtype=torch.int32)),
     )
-    config = ReDrafterConfig(K, WIDTH, LENGTH, context_matches=2)
+    config = ReDrafterConfig(K, WIDTH, LENGTH, context_matches=2, earlier_answers=0)
     searches = {0: SearchShape(0, 0), LENGTH: SearchShape(WIDTH, LENGTH)}
-    totals = torch.zeros(2, dtype=torch.int64)
+    totals = torch.zeros(4, dtype=torch.int64)
     made = ContextMatching(config, states, trees, verification, searches, totals)
     made.probabilities.uniform_(0.1, 0.9, generator=generator)
     verification.temperatures[0] = 1.0
