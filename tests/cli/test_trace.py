@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_testing.engines.fake_engine import APPENDING
-from redrafter_testing.engines.generation_runs import make_folder
-from vllm_redrafter.cli.demo.smollm2 import prompts_of
 from vllm_redrafter.cli.trace.run import page, page_records, trace
-from vllm_redrafter.data.target import Target
 from vllm_redrafter.drafting.recorder import RecordedNode, RecordedStep
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -105,12 +101,3 @@ def test_what_cannot_be_traced_is_refused_before_an_engine_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         trace(str(tmp_path), None, prompt, 8, tmp_path / page)
-
-
-def test_a_prompt_is_written_by_the_targets_template(tmp_path: Path) -> None:
-    target = Target.open(make_folder(tmp_path / "target", APPENDING))
-    [tokens] = prompts_of(target, ["value 1"])
-    assert target.tokenizer.decode(tokens) == "<s>user\nvalue 1<s>assistant\n"
-    target.tokenizer.chat_template = "{{ messages[0].content + 1 }}"
-    with pytest.raises(ConfigError, match=r"a prompt: the target's .* can only "):
-        prompts_of(target, ["value 1"])

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,6 @@ ONE_SHARD = replace(INFO, num_conversations=2)
 ROWS = [Row(0, [1, 2, 3], [False, True, True]), Row(1, [4, 5], [False, True])]
 
 
-def columns(rows: list[Row], names: list[str]) -> dict[str, list[object]]:
-    return {name: [getattr(row, name) for row in rows] for name in names}
-
-
 def test_rows_survive_the_disk_and_missing_shards_and_leftovers_are_not_read(
     tmp_path: Path,
 ) -> None:
@@ -51,7 +47,7 @@ def test_rows_survive_the_disk_and_missing_shards_and_leftovers_are_not_read(
     info, data = read_dataset(tmp_path)
     assert info == INFO
     assert DatasetInfo.finished_shards(tmp_path) == [0, 1, 2]
-    assert data[:] == columns([*ROWS, last], data.column_names)
+    assert data.to_list() == [asdict(row) for row in (*ROWS, last)]
     assert data.features["input_ids"].feature.dtype == "int32"
 
 
@@ -145,7 +141,7 @@ def test_the_first_broken_row_is_named(
     monkeypatch.setattr(dataset, "ROWS_AT_ONCE", 3)
     broken = replace(GOOD, **change)
     for first, rows in ((None, [GOOD] * 8), (place, [*[GOOD] * place, broken, GOOD, broken])):
-        data = Dataset.from_dict(columns(rows, list(COLUMNS)), features=COLUMNS)
+        data = Dataset.from_list([asdict(row) for row in rows], features=COLUMNS)
         found = first_broken_row(data, 10)
         assert found is None if first is None else found and found[0] == first
         assert found is None or reason in found[1]

@@ -2,6 +2,7 @@
 """The files of hidden states: what is written is read, and damage is said."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm_redrafter.data.hidden_states import (
     text_fingerprint,
     write_states,
 )
+from vllm_redrafter.data.rows import Row
 from vllm_redrafter.utils.errors import ConfigError
 
 LENGTHS = np.array([5, 1, 9, 3])
@@ -85,12 +87,8 @@ def test_a_description_that_cannot_be_is_refused(
 
 
 def dataset(rows: list[list[int]]) -> Dataset:
-    values = {
-        "conversation": list(range(len(rows))),
-        "input_ids": rows,
-        "assistant_mask": [[True] * len(row) for row in rows],
-    }
-    return Dataset.from_dict(values, features=COLUMNS)
+    values = [asdict(Row(index, row, [True] * len(row))) for index, row in enumerate(rows)]
+    return Dataset.from_list(values, features=COLUMNS)
 
 
 def test_a_fingerprint_is_of_the_rows_and_not_of_how_they_lie() -> None:

@@ -20,8 +20,6 @@ from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.hidden_states import StatesInfo
-from vllm_redrafter.data.source import read_all
-from vllm_redrafter.data.target import Target
 from vllm_redrafter.training.plan import TrainingJob
 from vllm_redrafter.training.resolution import resolve
 from vllm_redrafter.utils.errors import ConfigError
@@ -107,19 +105,6 @@ def test_an_evaluation_finds_the_same_without_the_layers(
     assert any(result["tokens_per_step"] > 1 for result in captured["results"])
 
 
-def cut_states(states: Path, data: Path, target: Path, folder: Path, length: int) -> Path:
-    """The same states, as if captured with --max-length."""
-    folder.mkdir()
-    whole = load_file(states / "states-00000.safetensors")
-    cut = {name: tensor[: length - 1].contiguous() for name, tensor in whole.items()}
-    save_file(cut, folder / "states-00000.safetensors")
-    lengths = [
-        min(len(row["input_ids"]), length) for row in read_all([data], Target.open(target)).dataset
-    ]
-    replace(StatesInfo.load(states), max_length=length, num_tokens=sum(lengths)).save(folder)
-    return folder
-
-
 def test_states_that_do_not_belong_to_the_data_are_refused(
     target: Path, data: Path, states: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +132,6 @@ def test_states_that_do_not_belong_to_the_data_are_refused(
     asked = job(target, data, out, quantised)
     refused(r"captured from another target .* pass --other-target", asked)
     resolve(replace(asked, other_target=True))
-    short = cut_states(states, data, target, tmp_path / "short", 16)
+    short = write_states_of(tmp_path / "short", target, data, max_length=16)
     refused(r"rows cut to 16 .* --block-length 16, evaluate", job(target, data, out, short))
     run(job(target, data, out, short, block_length=16), dry_run=True)

@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from vllm_redrafter.cli.demo.smollm2 import NAME
 from vllm_redrafter.cli.options import settings_as_options
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.settings import check, setting
@@ -79,8 +80,11 @@ def test_values_out_of_range_are_named(settings: dict[str, Any], message: str) -
     assert str(error.value) == message
 
 
-def test_the_command_line_is_imported_without_large_libraries() -> None:
+def test_the_command_line_and_a_shipped_folder_need_no_large_libraries() -> None:
     libraries = {"torch", "transformers", "datasets", "vllm", "numpy"}
-    program = f"import sys, vllm_redrafter.cli.main; print({libraries} & {{*sys.modules}})"
+    program = (
+        "import sys; from vllm_redrafter.cli.main import app; "
+        f"app(['shipped', {NAME!r}], standalone_mode=False); print({libraries} & {{*sys.modules}})"
+    )
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert printed.stdout == b"set()\n"
+    assert printed.stdout.endswith(b"\nset()\n")

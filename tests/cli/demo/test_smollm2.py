@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo with SmolLM2: a tiny target, made-up answers, and another program for vLLM."""
 
-import io
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -9,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from transformers import AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
+from redrafter_testing.engines.fake_chat import Typed
 from redrafter_testing.models.families.family import word_tokenizer
 from vllm_redrafter import save_drafter
 from vllm_redrafter.cli.demo import smollm2
@@ -60,12 +59,9 @@ def shown(target: Path, tmp_path: Path) -> Shown:
     def shown(shape: dict[str, int]) -> str:
         head = RecurrentHead(RecurrentConfig(len(WORDS), 8, 8))
         save_drafter(head, tmp_path / "drafter", shape=shape)
-        file = io.StringIO()
-        console = Console(
-            file=file, width=1000, force_terminal=True, color_system="standard", highlight=False
-        )
+        console = Typed(())
         smollm2.run_demo(tmp_path / "cache", str(target), str(tmp_path / "drafter"), console)
-        return file.getvalue()
+        return console.shown()
 
     return shown
 
@@ -82,8 +78,6 @@ def test_the_demo_compares_and_shows_all_answers(
     assert plain.rounds == drafted.rounds
     assert [each.in_flight for each in plain.rounds] == [1, 1, 4, 4, 8, 8]
     assert [len(each.prompts) for each in plain.rounds[::2]] == [len(PROMPTS), 12, 24]
-    for prompt in plain.rounds[0].prompts:
-        assert prompt[0] == WORDS.index("[user]") and prompt[-1] == WORDS.index("[answer]")
     assert output.count("1.50×") == output.count("2.00") == output.count("yes") == 3
     assert output.count("1 of its 3 tokens were drafted, in 2 target steps") == len(PROMPTS)
     assert output.count("so\x1b[32m it\x1b[0m is") == len(PROMPTS)
@@ -107,7 +101,12 @@ def test_a_drafter_that_records_no_shape_gets_one_and_differing_answers_are_coun
     assert len(re.findall(r"no: (5 of 6|11 of 12|23 of 24)", shown({}))) == 3
 
 
-def test_a_target_without_embeddings_of_its_templates_tokens_is_refused(target: Path) -> None:
+def test_prompts_are_written_by_the_targets_template_or_refused(target: Path) -> None:
+    opened = Target.open(target)
+    assert smollm2.prompts_of(opened, ["so it is"]) == [[5, 2, 3, 4, 6]]
+    opened.tokenizer.chat_template = "{{ messages[0].content + 1 }}"
+    with pytest.raises(ConfigError, match=r"a prompt: the target's .* can only "):
+        smollm2.prompts_of(opened, ["so it is"])
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.add_tokens(["<|extra|>"])
     tokenizer.chat_template = "<|extra|>" + TEMPLATE
@@ -146,7 +145,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list
 
 
 def test_each_round_of_a_job_is_decoded(run: Callable[..., list[Decoded]], tmp_path: Path) -> None:
-    assert run(READ + ANSWER) == [Decoded(1.5, [[[1], [2]]]), Decoded(1.5, [[[3]]])]
+    """And the engine is not waited for: this one would take an hour."""
+    answered = run(f"{READ}{ANSWER}import time; time.sleep(3600)")
+    assert answered == [Decoded(1.5, [[[1], [2]]]), Decoded(1.5, [[[3]]])]
     assert (tmp_path / "vllm-without-redrafter.log").read_text() == "noise\n"
 
 
@@ -158,8 +159,3 @@ def test_a_failing_engine_shows_the_end_of_its_log(
 ) -> None:
     with pytest.raises(ConfigError, match=r"(?s)vLLM failed; the end of .*log:.*no memory"):
         run(script)
-
-
-def test_an_engine_ends_with_its_results(run: Callable[..., list[Decoded]]) -> None:
-    """It is not waited for: this one would take an hour."""
-    assert len(run(f"{READ}{ANSWER}import time; time.sleep(3600)")) == len(JOB.rounds)

