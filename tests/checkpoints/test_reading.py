@@ -78,10 +78,16 @@ class Copied(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_tensor_is_copied_once(dtype: torch.dtype, folder: Path) -> None:
+def test_tensors_are_copied_once_and_then_do_not_follow_the_file(
+    dtype: torch.dtype, folder: Path
+) -> None:
     with Copied() as copied:
         drafter = load_drafter(str(folder), dtype)
     assert copied.bytes == sum(weights.nbytes for weights in drafter.parameters())
+    before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
+    file = folder / "model.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))  # as `cp` over it does
+    assert_equal(drafter.state_dict(), before)
 
 
 @pytest.mark.parametrize(("rename", "config"), [(plural_name, PROJECTED), (numbered_name, PLAIN)])

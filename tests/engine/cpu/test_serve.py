@@ -14,10 +14,13 @@ import pytest
 import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.server import counter, server
+from redrafter_testing.models.checkpoints import edit_tensors
 from redrafter_testing.requests import workloads
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.endpoints import EndpointEngine
@@ -44,7 +47,8 @@ def address(
         f"{target} --chat-template {template} --dtype float32 --enforce-eager "
         f"--speculative-config {json.dumps(speculative, separators=(',', ':'))} "
         "--max-num-seqs 32 --max-num-batched-tokens 448 --num-gpu-blocks-override 96 "
-        "--block-size 32 --served-model-name target --api-server-count 2"
+        "--block-size 32 --served-model-name target --api-server-count 2",
+        {"VLLM_SERVER_DEV_MODE": "1"},
     ) as address:
         yield address
 
@@ -121,6 +125,19 @@ def ask(client: openai.OpenAI, spec_tokens: object, max_tokens: int = 4) -> Any:
     return client.completions.create(
         model="target", prompt=GREEDY.prompts[0], max_tokens=max_tokens, extra_body=body
     )
+
+
+def test_the_command_replaces_the_drafter_of_a_server_unless_the_new_one_is_broken(
+    address: str, oracle_drafter: Path, tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(oracle_drafter, tmp_path / "broken"))
+    edit_tensors(broken, lambda tensors: tensors["rnn_w.weight"].fill_(torch.inf))
+    refused = CliRunner().invoke(app, ["swap", "--url", address, str(broken)])
+    expected = f"server at {address} refuses {broken} and keeps its own: <path>: rnn_w.weight holds"
+    assert refused.exit_code == 1 and expected in " ".join(refused.output.split())
+    assert "stack trace" not in refused.output
+    done = CliRunner().invoke(app, ["swap", "--url", address, str(oracle_drafter)])
+    assert done.output == f"{address} drafts with {oracle_drafter} now\n"
 
 
 def test_training_data_that_the_server_writes_is_the_target_s_own(

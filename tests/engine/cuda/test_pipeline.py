@@ -133,6 +133,8 @@ def test_three_stages_and_reloaded_weights(
         llm.call(reset_prefix_cache)
         assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
         assert llm.counter(ACCEPTED) > before + 10
+        swapped = llm.rpc("redrafter_swap", str(fused_drafter))
+        assert swapped == [{"drafter": str(fused_drafter)}] * 3
 
 
 @pytest.mark.engine

@@ -53,6 +53,8 @@ def test_weights_come_back_in_place(few_tokens_target: Path, tmp_path: Path) -> 
         ((_, lost),) = llm.rpc(inside_worker.drafter_tensors)
         assert not any(torch.equal(lost[name], weights[name]) for name in weights)
         llm.rpc("wake_up", ["kv_cache"])
+        with pytest.raises(RuntimeError, match="the engine sleeps: wake it up first"):
+            llm.rpc("redrafter_swap", str(drafter))
         llm.rpc("wake_up", ["weights"])
         # However the target's weights will come.
         ((_, awake),) = llm.rpc(inside_worker.drafter_tensors)

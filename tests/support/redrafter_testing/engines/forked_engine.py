@@ -235,6 +235,36 @@ def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> 
     return answers
 
 
+def answers_between_swaps(
+    llm: Any, workload: Any, drafters: Sequence[str | None]
+) -> tuple[list[list[int]], list[float]]:
+    """For `Engine.call`: swap to each of these drafters in turn, some steps apart.
+
+    Returns:
+        The answers, and each drafter's tokens per verification; that of None is in use.
+    """
+    engine = _with_requests(llm, workload)
+    answers: dict[str, list[int]] = {}
+
+    def step(times: int = 1) -> None:
+        for output in (output for _ in range(times) for output in engine.step()):
+            answers[output.request_id] = list(output.outputs[0].token_ids)
+
+    found = []
+    for drafter in drafters:
+        if drafter is not None:
+            assert llm.collective_rpc("redrafter_swap", args=(drafter,)) == [{"drafter": drafter}]
+        step(2)  # trees of the one before, and those that are counted late
+        llm.collective_rpc("reset_redrafter_stats")
+        step(3)
+        (stats,) = llm.collective_rpc("redrafter_stats")
+        found.append(stats["sampled_tokens"] / stats["verifications"])
+    assert engine.has_unfinished_requests(), "the last swaps were without load"
+    while engine.has_unfinished_requests():
+        step()
+    return [answers[str(index)] for index in range(len(answers))], found
+
+
 def answers_in_sessions(
     llm: Any, sessions: Any, pieces: int, beside: Any
 ) -> tuple[list[list[int]], list[list[int]]]:

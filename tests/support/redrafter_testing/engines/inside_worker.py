@@ -24,6 +24,23 @@ def reload_drafter(worker: Any) -> None:
     read_replacement(worker.model_runner.speculator)()
 
 
+def last_weights(worker: Any) -> Any:
+    """Those of the drafter for the last token that the rank ranks, a list."""
+    return worker.model_runner.speculator.drafter.vocabulary_layer.weight[-1].tolist()
+
+
+def let_first_rank_read(worker: Any, can_read: bool) -> None:
+    """Whether the first rank can read another drafter."""
+
+    def fail(_: Any) -> None:
+        raise OSError("the first rank cannot")
+
+    if worker.rank == 0 and can_read:
+        del worker.model_runner.speculator.replacement
+    elif worker.rank == 0:
+        worker.model_runner.speculator.replacement = fail
+
+
 def keep_draft_starts(worker: Any) -> None:
     """Fill `worker.starts` with the hidden states, (1 + n) H, that drafts start from."""
     speculator, worker.starts = worker.model_runner.speculator, []

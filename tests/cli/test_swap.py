@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-redrafter swap`: what is asked of a server, and what is said of its answer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from redrafter_testing.engines.fake_server import FakeServer
+from redrafter_testing.engines.server import free_port
+from vllm_redrafter.cli.main import app
+
+
+class SwappingServer(FakeServer):
+    def __init__(self, status: int, answer: Any) -> None:
+        super().__init__(tokenizer=None)
+        self.answer, self.calls = (status, answer), list[Any]()
+
+    def respond(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        self.calls.append((path, body))
+        return self.answer
+
+
+def swap(address: str, drafter: str) -> tuple[int, str]:
+    """The exit status, and what is said."""
+    done = CliRunner().invoke(app, ["swap", "--url", address, drafter])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_a_server_is_told_a_folder_s_whole_path_and_other_names_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path)
+    server = SwappingServer(200, {"results": [{"drafter": "its name"}] * 2})
+    for drafter, named in (("new", str(tmp_path / "new")), ("some/hub-id", "some/hub-id")):
+        assert swap(server.address, drafter) == (0, f"{server.address} drafts with its name now")
+        call = {"method": "redrafter_swap", "args": [named]}
+        assert server.calls.pop() == ("/collective_rpc", call)
+    server.die()
+
+
+def error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "InternalServerError"}}
+
+
+OF_WORKER = (
+    "Call to collective_rpc method failed: Worker failed with error '/new: w holds NaN; take "
+    "another', please check the stack trace above for the root cause"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "said"),
+    [
+        (404, {"detail": "Not Found"}, "start it with VLLM_SERVER_DEV_MODE=1"),
+        (501, error("Method 'redrafter_swap' is not implemented."), "with --spec-model DRAFTER"),
+        (500, error(OF_WORKER), "refuses /new and keeps its own: /new: w holds NaN; take another"),
+        (502, "no JSON object", "answers with status 502: "),
+        (200, {"models": []}, "no server of vLLM answers"),
+    ],
+)
+def test_what_a_server_lacks_or_refuses_is_said(status: int, answer: Any, said: str) -> None:
+    server = SwappingServer(status, answer)
+    code, output = swap(server.address, "/new")
+    assert code == 1 and server.address in output and said in output
+    assert "please check the stack trace" not in output
+    server.die()
+
+
+@pytest.mark.parametrize("url", [f"http://127.0.0.1:{free_port()}", "localhost", "http://[:1"])
+def test_where_no_server_is_the_option_is_named(url: str) -> None:
+    code, output = swap(url, "/new")
+    assert code == 1 and "--url" in output and url in output
