@@ -39,6 +39,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def reciting_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target with a chat template, and a drafter that knows what it says."""
+    from redrafter_testing.models.reciting_target import make_reciting_pair
+
+    return make_reciting_pair(tmp_path_factory.mktemp("reciting"))
+
+
 def pytest_unconfigure() -> None:
     """When all has ended, nothing may be left running."""
     if IS_FIRST and (left := left_running.end_all(RUN)):

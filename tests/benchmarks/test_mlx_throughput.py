@@ -10,25 +10,20 @@ pytest.importorskip("mlx.core")
 
 import mlx_throughput
 
-from redrafter_testing.models.reciting_target import make_reciting_pair
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    target, drafter = make_reciting_pair(tmp_path_factory.mktemp("pair"))
-    return str(target), str(drafter)
-
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_every_method_answers_every_prompt_and_answers_are_identical(
-    pair: tuple[str, str], tmp_path: Path, temperature: str, capsys: pytest.CaptureFixture[str]
+    reciting_pair: tuple[Path, Path],
+    tmp_path: Path,
+    temperature: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "mlx.json"
     rows = [{"category": t, "turns": [text]} for t in ("code", "math") for text in ("a", "b", "c")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked = ["--dataset", str(tmp_path / "rows.jsonl"), "--num-prompts", "2", "--max-tokens", "12"]
     options = ["--shape", "4x4:7", "--temperature", temperature, "--output", str(output)]
-    mlx_throughput.main([*pair, *asked, *options])
+    mlx_throughput.main([*map(str, reciting_pair), *asked, *options])
     assert "tokens per step" in capsys.readouterr().out
     record = json.loads(output.read_text())
     rows = {(row["task"], row["method"]): row for row in record["rows"]}

@@ -17,16 +17,14 @@ from throughput_parts.engine import Case, Generation, Job, Run
 from throughput_parts.prompts import STREAMS, read_dataset
 
 from redrafter_testing import process_trees
-from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
+from redrafter_testing.models.tiny_models import make_drafter
 
 SCRIPT = Path(throughput.__file__)
 COUNTED = {"drafts": 6, "draft_tokens": 27, "accepted_tokens": 9}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    target = make_target(tmp_path_factory.mktemp("target"))
-    add_tokenizer(target)
+def models(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, make_drafter(tmp_path_factory.mktemp("drafter"))
 
 

@@ -9,13 +9,14 @@ import os
 import re
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from redrafter_testing import process_trees
-from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
+from redrafter_testing.models.reciting_target import ANSWERS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -40,17 +41,16 @@ def test_examples_are_short_and_say_how_to_run_them() -> None:
 
 
 def test_own_tree_policy_compares_two_policies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reciting_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    target, drafter = make_reciting_pair(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-        ).removeprefix("<s>")
-        for question in ANSWERS
-    ]
-    arguments = ["own_tree_policy.py", str(target), str(drafter), *prompts, "--max-tokens", "24"]
+    tokenizer = AutoTokenizer.from_pretrained(reciting_pair[0])
+    asked = ([{"role": "user", "content": question}] for question in ANSWERS)
+    template = partial(tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False)
+    prompts = [template(messages).removeprefix("<s>") for messages in asked]
+    pair = map(str, reciting_pair)
+    arguments = ["own_tree_policy.py", *pair, *prompts, "--max-tokens", "24"]
     monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(str(EXAMPLES / "own_tree_policy.py"), run_name="__main__")
     output = capsys.readouterr().out

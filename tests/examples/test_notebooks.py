@@ -14,7 +14,6 @@ from nbformat import NotebookNode
 
 from redrafter_testing import process_trees
 from redrafter_testing.engines.server import free_port
-from redrafter_testing.models.reciting_target import make_reciting_pair
 
 REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "scripts" / "execute_notebooks.py"
@@ -45,18 +44,12 @@ def executed(name: str, folder: Path, target: Path, **variables: str) -> str:
     return "\n".join(text_of(cell) for cell in code_cells(nbformat.read(path, as_version=4)))
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target with a chat template, and a drafter that knows what it says."""
-    return make_reciting_pair(tmp_path_factory.mktemp("pair"))
-
-
 @pytest.mark.engine
 def test_training_lowers_the_loss_and_gives_a_drafter_that_fits(
-    pair: tuple[Path, Path], tmp_path: Path
+    reciting_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     base = tmp_path / "base"  # its prompts are lines of text
-    shutil.copytree(pair[0], base, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    shutil.copytree(reciting_pair[0], base, ignore=shutil.ignore_patterns("chat_template.jinja"))
     sizes = {"NUM_PROMPTS": "40", "MAX_TOKENS": "24", "STEPS": "36"}
     printed = executed("train_a_drafter", tmp_path, base, **sizes)
     found = re.search(r"first \d+ steps: (\d+\.\d+), of the last: (\d+\.\d+)", printed)
@@ -72,9 +65,9 @@ def test_training_lowers_the_loss_and_gives_a_drafter_that_fits(
 
 @pytest.mark.engine
 def test_answers_with_and_without_the_drafter_are_equal(
-    pair: tuple[Path, Path], tmp_path: Path
+    reciting_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    target, drafter = pair
+    target, drafter = reciting_pair
     sizes = {"NUM_PROMPTS": "3", "MAX_TOKENS": "24", "REPEATS": "1"}
     in_one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # a fifth of vLLM's imports
     variables = {"DRAFTER": str(drafter), **sizes, **in_one_process}
@@ -87,9 +80,9 @@ def test_answers_with_and_without_the_drafter_are_equal(
 
 @pytest.mark.engine
 def test_the_server_s_counters_agree_at_every_level(
-    pair: tuple[Path, Path], tmp_path: Path
+    reciting_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    target, drafter = pair
+    target, drafter = reciting_pair
     variables = {"LEVELS": "1,3", "MAX_TOKENS": "24", "PORT": str(free_port())}
     printed = executed("read_the_budget", tmp_path, target, DRAFTER=str(drafter), **variables)
     rows = re.findall(

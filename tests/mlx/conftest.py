@@ -36,17 +36,10 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(scope="package")
-def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    from redrafter_testing.models.reciting_target import make_reciting_pair
-
-    return make_reciting_pair(tmp_path_factory.mktemp("reciting"))
-
-
-@pytest.fixture(scope="package")
-def load_pair(pair_folders: tuple[Path, Path]) -> Callable[[], Pair]:
+def load_pair(reciting_pair: tuple[Path, Path]) -> Callable[[], Pair]:
     import mlx_lm
 
-    target, drafter = pair_folders
+    target, drafter = reciting_pair
     return lambda: Pair(*mlx_lm.load(str(target)), str(drafter))
 
 
@@ -86,13 +79,13 @@ class Servers(NamedTuple):
 
 @pytest.fixture(scope="package")
 def servers(
-    pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+    reciting_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
     """Of a target whose tokenizer has more tokens than it has itself."""
     folder = tmp_path_factory.mktemp("served")
     environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "none")}
-    target, drafter, log = folder / "target", str(pair_folders[1]), folder / "ours.log"
-    shutil.copytree(pair_folders[0], target)
+    target, drafter, log = folder / "target", str(reciting_pair[1]), folder / "ours.log"
+    shutil.copytree(reciting_pair[0], target)
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.add_tokens([f"<|{number}|>" for number in range(VOCAB_SIZE)])
     tokenizer.save_pretrained(target)

@@ -6,35 +6,22 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
-from redrafter_testing.models.mlx_models import tiny_model
+from redrafter_testing.models.mlx_models import WRONG, tiny_model, wrong_tree
 from vllm_redrafter.mlx import self_check, taps, target
 from vllm_redrafter.mlx.target import TreeTarget
-from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
+from vllm_redrafter.mlx.tree_cache import TreeCache
 from vllm_redrafter.utils.errors import ConfigError
 
 PRECISIONS = [("float32", 0), ("bfloat16", 0), ("float16", 0), ("bfloat16", 4), ("float16", 8)]
 
 
-def wrong_tree(parents: Any, kind: str) -> TreeInput:
-    tree, n = TreeInput(parents), len(parents)
-    changes: dict[str, tuple[str, Any]] = {
-        "causal": ("sees", np.tri(n, dtype=bool)),
-        "blind": ("sees", np.eye(n, dtype=bool)),
-        "by rows": ("depths", np.arange(n, dtype=np.int32)),
-        "at the root": ("depths", np.zeros(n, np.int32)),
-    }
-    setattr(tree, *changes[kind])
-    return tree
-
-
 @pytest.mark.parametrize(("dtype", "bits"), PRECISIONS)
-@pytest.mark.parametrize("kind", ["causal", "blind", "by rows", "at the root"])
+@pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_tree_is_refused(
     kind: str, dtype: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,14 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from redrafter_testing.models.mlx_models import ACCEPTED, REFUSED, VOCAB, WINDOW, tiny_model
+from redrafter_testing.models.mlx_models import (
+    ACCEPTED,
+    REFUSED,
+    VOCAB,
+    WINDOW,
+    tiny_model,
+    wrong_tree,
+)
 from vllm_redrafter.mlx.target import TreeTarget, check_rope
 from vllm_redrafter.mlx.tree_cache import TreeInput
 from vllm_redrafter.utils.errors import ConfigError
@@ -67,16 +74,6 @@ def off(got: np.ndarray, expected: np.ndarray) -> float:
     return float(abs(got - expected).max() / abs(expected).max())
 
 
-def with_rows_for_positions(tree: TreeInput) -> TreeInput:
-    tree.depths = np.arange(len(PARENTS), dtype=np.int32)
-    return tree
-
-
-def with_a_causal_mask(tree: TreeInput) -> TreeInput:
-    tree.sees = np.tri(len(PARENTS), dtype=bool)
-    return tree
-
-
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> None:
     model = tiny_model(name)
@@ -86,8 +83,8 @@ def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> No
     logits, next_logits = verified(target, TreeInput(PARENTS))
     assert off(logits, at_nodes) < 2e-5
     assert off(next_logits, behind_path) < 2e-5
-    for wrong in with_rows_for_positions, with_a_causal_mask:
-        assert off(verified(target, wrong(TreeInput(PARENTS)))[0], at_nodes) > 1e-3, wrong
+    for kind in "by rows", "causal":
+        assert off(verified(target, wrong_tree(PARENTS, kind))[0], at_nodes) > 1e-3, kind
 
 
 @pytest.mark.parametrize(
@@ -106,7 +103,7 @@ def test_trees_are_accepted_in_low_precision(name: str, dtype: str, bits: int) -
     assert target.dtype == getattr(mx, dtype)
     right, wrong = (
         float(np.median(abs(verified(target, tree)[0] - at_nodes)))
-        for tree in (TreeInput(PARENTS), with_a_causal_mask(TreeInput(PARENTS)))
+        for tree in (TreeInput(PARENTS), wrong_tree(PARENTS, "causal"))
     )
     assert 4 * right < wrong
 
@@ -212,6 +209,11 @@ def test_a_prompt_cache_of_mlx_lm_is_adopted_with_its_tokens(name: str, length: 
     for tokens, tree in ((context, None), (nodes, TreeInput(PARENTS))):
         got, right = (target.forward(tokens, its, tree)[0] for its in (caches, expected))
         assert off(to_numpy(got), to_numpy(right)) < 2e-5
+    # A tree that an interrupted step left is ended.
+    target.adopt(caches)
+    whole = mx.concatenate([context[:length], context, following])
+    got, right = target.forward(following, caches)[0], target.forward(whole, target.make_cache())[0]
+    assert off(to_numpy(got[-1]), to_numpy(right[-1])) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -226,17 +228,6 @@ def test_a_refused_prompt_cache_is_left_as_it_was(kinds: list[Any], message: str
     with pytest.raises(ConfigError, match=message):
         TreeTarget(tiny_model("llama")).adopt(caches)
     assert list(map(type, caches)) == kinds
-
-
-def test_adopting_ends_a_tree_that_an_interrupted_step_left() -> None:
-    target = TreeTarget(tiny_model("llama"))
-    caches, expected = target.make_cache(), target.make_cache()
-    for its_caches in caches, expected:
-        target.forward(context, its_caches)
-    target.forward(nodes, caches, TreeInput(PARENTS))
-    target.adopt(caches)
-    got, right = (target.forward(following, its)[0] for its in (caches, expected))
-    assert off(to_numpy(got), to_numpy(right)) < 2e-5
 
 
 @pytest.mark.parametrize("written", [{}, {"rope_theta": 5e5}])

@@ -178,10 +178,8 @@ def narrow(dim: int, size: int) -> Callable[[Tensor], Tensor]:
 SHORT = ("value_cache", "block_table", "context_lens", "ancestors", "out", "depths", "sinks")
 REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
     *((name, narrow(0, 1)) for name in SHORT),
-    ("value_cache", Tensor.half),
     ("query", Tensor.double),
     ("query", lambda query: query[0]),
-    ("key_cache", lambda cache: cache.view(torch.int32)),
     ("key_cache", lambda cache: cache.to(torch.float8_e5m2)),
     ("key_cache", lambda cache: cache.repeat(1, 1, 3, 1)),
     ("value_cache", narrow(2, 1)),
@@ -190,7 +188,6 @@ REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
     ("ancestors", narrow(1, 4)),
     ("depths", narrow(1, 4)),
     ("depths", lambda _: None),
-    ("sinks", Tensor.int),
     ("max_nodes", lambda _: 0),
     ("max_nodes", lambda _: 129),
 ]

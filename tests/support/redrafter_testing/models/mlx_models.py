@@ -2,13 +2,17 @@
 """A tiny random model of every class of mlx-lm, by the name of its module."""
 
 import tomllib
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_map
+
+from vllm_redrafter.mlx.tree_cache import TreeInput
 
 ACCEPTED = str.split("""
     cohere2 deepseek_v2 deepseek_v3 exaone4 gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text
@@ -60,3 +64,18 @@ def _without_zeros(weights: mx.array) -> mx.array:
     if not mx.issubdtype(weights.dtype, mx.floating) or bool(mx.any(weights)):
         return weights
     return 0.1 * mx.random.normal(weights.shape)
+
+
+WRONG: dict[str, Callable[[int], tuple[str, Any]]] = {
+    "causal": lambda n: ("sees", np.tri(n, dtype=bool)),
+    "blind": lambda n: ("sees", np.eye(n, dtype=bool)),
+    "by rows": lambda n: ("depths", np.arange(n, dtype=np.int32)),
+    "at the root": lambda n: ("depths", np.zeros(n, np.int32)),
+}
+"""Trees that are wrong, by how: what they have in place of the right mask or depths."""
+
+
+def wrong_tree(parents: Any, kind: str) -> TreeInput:
+    tree = TreeInput(parents)
+    setattr(tree, *WRONG[kind](len(parents)))
+    return tree
