@@ -148,16 +148,13 @@ def test_every_room_has_a_module() -> None:
     assert {room(module) for module in MODULES} == ROOMS.keys()
 
 
-def test_a_planted_import_that_runs_up_is_found() -> None:
+def test_planted_imports_that_run_up_reach_numba_or_close_a_circle_are_found() -> None:
     for module, line, found in (
         ("engine.embedding", "from vllm_redrafter.plugin import register", "plugin"),
         ("training.run", "def f():\n    import vllm_redrafter.offline.llm", "offline.llm"),
     ):
         planted = MODULES | {module: f"{MODULES[module]}\n\n{line}\n"}
         assert running_up(planted) == [f"{module} imports {found}"]
-
-
-def test_a_planted_import_of_what_imports_numba_and_a_planted_circle_are_found() -> None:
     line = "from vllm_redrafter.utils.top_of_many import top"
     planted = MODULES | {"heads.norm": f"{MODULES['heads.norm']}\n\n{line}\n"}
     assert "numba" in reached("heads.gated", planted)

@@ -80,12 +80,6 @@ def test_limits_are_accepted_and_other_values_refused_with_them(
         assert f"{name} must be" in message and limit in message and repr(value) in message
 
 
-def test_candidates_are_as_many_as_beams_at_least() -> None:
-    assert ReDrafterConfig(16, beam_width=40, candidates=40).candidates == 40
-    with pytest.raises(ConfigError, match="between 40 and 512"):
-        ReDrafterConfig(16, beam_width=40, candidates=39)
-
-
 def test_a_path_is_no_longer_than_a_step_can_verify() -> None:
     assert [ReDrafterConfig(k).path_length for k in (3, 8, 12)] == [3, 8, 8]
 

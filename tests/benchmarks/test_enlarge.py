@@ -11,10 +11,9 @@ from enlarge_parts import target as targets
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from vllm_redrafter import save_drafter
+from redrafter_testing.models.head_forms import write_random
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.heads.gated import GatedConfig
-from vllm_redrafter.heads.registry import build_head
 from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.heads.speculators import LstmSpeculatorConfig, MlpSpeculatorConfig
 
@@ -60,10 +59,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
     target.save_pretrained(folder / "target")
     for name, sizes in DRAFTERS.items():
-        head = build_head(sizes)
-        for weight in head.parameters():
-            torch.nn.init.normal_(weight, std=0.3)
-        save_drafter(head, folder / name)
+        write_random(sizes, folder / name)
     return folder
 
 

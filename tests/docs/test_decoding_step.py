@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from decoding_step import Node, Sample, Tree, ancestors, best_nodes, step
 from decoding_step import beam_search as plain_search
+from redrafter_testing.models.head_forms import random_head
 from redrafter_testing.models.tiny_models import make_small_target
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -61,14 +63,10 @@ def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_small_target(tmp_path_factory.mktemp("step") / "target", vocab_size=VOCAB)
 
 
-def drafter_of(llama: Llama) -> RecurrentHead:
+def drafter_of(llama: Llama) -> DraftHead:
     """At random, and yet often right, as there are few tokens to choose from."""
-    torch.manual_seed(0)
     size = llama.model.config.hidden_size
-    head = RecurrentHead(RecurrentConfig(VOCAB, size, exit_dim=2 * size))
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return head
+    return random_head(RecurrentConfig(VOCAB, size, exit_dim=2 * size))
 
 
 @torch.inference_mode()

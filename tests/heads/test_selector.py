@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from redrafter_testing.models.head_forms import random_head
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
 from vllm_redrafter.checkpoints.reading import load_drafter
@@ -24,10 +24,7 @@ SIZES = SelectorConfig(depths=3, rank=4)
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    head = new_head("recurrent", V, H, selector=SIZES)
-    assert head.selector is not None
-    torch.nn.init.normal_(head.selector.up)
+    head = random_head(new_head("recurrent", V, H, selector=SIZES).config)
     save_drafter(head, tmp_path / "drafter", "target")
     return tmp_path / "drafter"
 

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from redrafter_testing.models.head_forms import random_head
 from vllm_redrafter.config import FEWEST_CANDIDATES
 from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.heads.selector import SelectorConfig
@@ -17,10 +18,7 @@ SELECTOR = SelectorConfig(LENGTH - 1, 5)
 @pytest.mark.parametrize("name", ["recurrent", "gated"])
 def test_a_search_ranks_the_candidates_alone(name: str) -> None:
     """All tokens as candidates: the search of the vocabulary. Few: its nodes are among them."""
-    torch.manual_seed(1)
-    head = new_head(name, VOCABULARY, HIDDEN, selector=SELECTOR).eval()
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    head = random_head(new_head(name, VOCABULARY, HIDDEN, selector=SELECTOR).config)
     embedding = torch.nn.Embedding(VOCABULARY, HIDDEN)
     hidden, roots = torch.randn(3, HIDDEN), torch.randint(VOCABULARY, (3,))
     dense, whole, few = (

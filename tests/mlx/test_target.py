@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every model class of mlx-lm: trees are what plain decoding is, or they are refused."""
 
-import json
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.mlx_models import (
     ACCEPTED,
     REFUSED,
@@ -25,6 +24,7 @@ from redrafter_testing.models.mlx_models import (
     tiny_model,
     wrong_tree,
 )
+from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter.mlx.target import TreeTarget, check_rope
 from vllm_redrafter.mlx.tree_cache import TreeInput
 from vllm_redrafter.utils.errors import ConfigError
@@ -234,12 +234,9 @@ def test_a_refused_prompt_cache_is_left_as_it_was(kinds: list[Any], message: str
 def test_a_rope_theta_that_mlx_lm_does_not_read_is_refused(
     written: dict[str, float], tmp_path: Path
 ) -> None:
-    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_attention_heads=2)
     rope = {"rope_type": "default", "rope_theta": 5e5}
-    config = LlamaConfig(**sizes, num_hidden_layers=1, rope_parameters=rope)
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(values | written))
+    make_target(tmp_path, rope_parameters=rope)
+    edit_config(tmp_path, lambda values: values.update(written))
     model, values = load_model(tmp_path)
     if written:
         assert model.args.rope_theta == 5e5

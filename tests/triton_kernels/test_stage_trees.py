@@ -130,17 +130,11 @@ def test_what_does_not_fit_a_batch_is_named(device: torch.device) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             stage_trees(table, **{**good, **change})
-
-
-def test_what_does_not_fit_the_positions_is_named(device: torch.device) -> None:
-    staged, sums = StagedTrees(2, 3, device), torch.tensor([0, 2], device=device).int()
-    staged.row_start.zero_()
-    staged.num_nodes.fill_(1)
     positions = torch.zeros(3, 9, dtype=torch.int64, device=device)
-    add_depths(staged, sums, positions)
-    for arguments, message in (
-        ((staged, sums, positions[0]), "positions: expected two dimensions"),
-        ((staged, sums.repeat(3), positions), "staged: expected"),
+    add_depths(out, integers(0, 4), positions)
+    for sums, moved, message in (
+        (integers(0, 4), positions[0], "positions: expected two dimensions"),
+        (integers(0, 4, 4, 4), positions, "staged: expected"),
     ):
         with pytest.raises(ValueError, match=message):
-            add_depths(*arguments)
+            add_depths(out, sums, moved)
