@@ -36,13 +36,6 @@ def new_drafter(config: RecurrentConfig, dtype: torch.dtype = torch.float32) -> 
     return drafter
 
 
-def write(folder: Path, config: RecurrentConfig = PROJECTED, **settings: Any) -> dict[str, Tensor]:
-    """A checkpoint of ours; returns its tensors."""
-    drafter = new_drafter(config)
-    save_drafter(drafter, folder, **settings)
-    return drafter.state_dict()
-
-
 def assert_bits(folder: Path, expected: dict[str, Tensor]) -> None:
     found = load_file(folder / "model.safetensors")
     assert found.keys() == expected.keys()
@@ -70,11 +63,11 @@ def test_our_own_form_keeps_the_draft_vocabulary_and_the_records(
     tmp_path: Path, destination: Path
 ) -> None:
     acceptance = {"greedy": {"slope": 0.5, "biases": [0.1], "survival": [[0.4, 0.2]]}}
-    records = {"verifier": "org/target", "training": TRAINING, "acceptance": acceptance}
-    tensors = write(tmp_path / "a", REDUCED, shape={"beam_width": 3}, **records)
+    records: Any = {"verifier": "org/target", "training": TRAINING, "acceptance": acceptance}
+    save_drafter(new_drafter(REDUCED), tmp_path / "a", shape={"beam_width": 3}, **records)
     (tmp_path / "a/README.md").write_text("# its card")
     convert(str(tmp_path / "a"), destination)
-    assert_bits(destination, tensors)
+    assert_bits(destination, new_drafter(REDUCED).state_dict())
     for name in ("config.json", "README.md"):
         assert (tmp_path / "a" / name).read_text() == (destination / name).read_text()
     convert(str(tmp_path / "a"), tmp_path / "b", dtype="float16")
@@ -96,7 +89,7 @@ def test_sizes_are_read_off_the_tensors(
     tmp_path: Path, destination: Path, config: RecurrentConfig
 ) -> None:
     source = tmp_path / "a"
-    write(source, config)
+    save_drafter(new_drafter(config), source)
     known = {"num_lookback_tokens": config.num_lookback_tokens, "vocab_size": config.vocab_size}
     (source / "config.json").write_text(json.dumps(known))
     if config == PROJECTED:

@@ -62,7 +62,9 @@ def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
             target_of(str(path))
 
 
-def test_differing_sizes_are_named_with_both_values() -> None:
+def test_differing_sizes_are_named_with_both_values_and_are_status_1(
+    folder: Path, tmp_path: Path
+) -> None:
     hidden = "the drafter's hidden size is 4, the target's 8"
     vocabulary = "the drafter's vocabulary size is 11, the target's 12"
     assert [*misfits(CONFIG, 4, 11)] == []
@@ -70,6 +72,10 @@ def test_differing_sizes_are_named_with_both_values() -> None:
     require_fit("mine", "theirs", [])
     with pytest.raises(ConfigError, match=f"mine does not fit the target 'theirs': {hidden}; the"):
         require_fit("mine", "theirs", [hidden, vocabulary])
+    target = save_target(tmp_path / "target", vocab_size=12)
+    result = command(folder, "--target", target)
+    assert result.exit_code == 1
+    assert f"error: the drafter does not fit {target!r}: {vocabulary}" in result.stderr
     text = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1}
     assert misfits_of(CONFIG, Gemma3Config(text_config=text)) == []
 
@@ -132,16 +138,6 @@ def test_a_quantised_target_is_read(form: str, tmp_path: Path) -> None:
     result = command(drafter, "--target", target)
     assert result.exit_code == 0, result.output
     assert result.output.endswith(f"the drafter fits {target}\n")
-
-
-def test_another_target_is_status_1_and_named_with_the_difference(
-    folder: Path, tmp_path: Path
-) -> None:
-    target = save_target(tmp_path / "target", vocab_size=12)
-    result = command(folder, "--target", target)
-    difference = "the drafter's vocabulary size is 11, the target's 12"
-    assert result.exit_code == 1
-    assert f"error: the drafter does not fit {target!r}: {difference}" in result.stderr
 
 
 # --- What drafts cost ---

@@ -127,7 +127,7 @@ def tinted(shown: str) -> list[str]:
     return re.findall(r"\x1b\[32m(.*?)\x1b\[0m", shown)
 
 
-def test_accepted_tokens_are_tinted_alone_and_rates_leave_the_prompts_step_out() -> None:
+def test_accepted_tokens_alone_are_tinted_and_rates_leave_the_prompts_step_out() -> None:
     client, shown = talk([[["val"], ["ue", " list", " name"], ["s"]]], "hello")
     assert tinted(shown) == ["ue list"]
     assert "value list names" in re.sub(r"\x1b\[\d+m", "", shown)
@@ -135,10 +135,7 @@ def test_accepted_tokens_are_tinted_alone_and_rates_leave_the_prompts_step_out()
     assert client.closed == 1
     step = chunk(" list", [" list", "\ufffd"])  # a character that the next step completes
     assert tinted(talk([[["value"], step, chunk("€", ["€"])]], "hello")[1]) == [" list"]
-
-
-def test_without_a_drafter_nothing_is_said_of_steps() -> None:
-    _, shown = talk([[chunk("value"), chunk(" list")]], "hello")
+    _, shown = talk([[chunk("value"), chunk(" list")]], "hello")  # without a drafter
     assert not tinted(shown) and re.search(r"2 tokens, [\d.]+ per second\x1b", shown)
 
 

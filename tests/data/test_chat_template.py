@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the target is sent of messages, whichever form of content its chat template takes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import APPENDING, REWRITING
 from vllm_redrafter.data.chat_template import ChatTemplate, of_texts
@@ -26,11 +24,6 @@ MESSAGES = [
     {"role": "assistant", "content": "name"},
     {"role": "user", "content": "value 2"},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target: Path) -> Any:
-    return AutoTokenizer.from_pretrained(target)
 
 
 def written(tokenizer: Any, template: str, messages: list[dict[str, str]] = MESSAGES) -> str:

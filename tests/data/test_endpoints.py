@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.engines import generation_runs
@@ -34,11 +33,6 @@ PROMPTS = [
 ]
 
 Serve = Callable[..., FakeServer]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target: Path) -> Any:
-    return AutoTokenizer.from_pretrained(target)
 
 
 @pytest.fixture(scope="module")

@@ -75,15 +75,10 @@ def test_architecture_and_weights_count(
     assert target_fingerprint(copy) == target_fingerprint(target)
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no such folder; give a model's folder or a hub id"):
-        target_fingerprint(tmp_path / "nothing")
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"its config\.json cannot be read"):
         target_fingerprint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "consolidated.safetensors").touch()
     with pytest.raises(ConfigError, match=r"no weights there; expected .*safetensors or \*\.bin"):
         target_fingerprint(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="not to be had from the hub"):
-        target_fingerprint("someone/nothing")

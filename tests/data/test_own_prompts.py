@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
 from redrafter_testing.engines.generation_runs import make_folder, with_extra_token
@@ -84,11 +83,10 @@ def test_prompts_are_as_many_as_asked_for_and_all_different(
 
 
 def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
-    target: Path, tmp_path: Path
+    target: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     settings = replace(SETTINGS, num=3, system_prompt="value")
     _, (engine,) = run(target, tmp_path / "prompts.jsonl", settings)
-    tokenizer = AutoTokenizer.from_pretrained(target)
     turns = [turn for turn, _ in engine.asked]
     assert {tokenizer.decode(turn.prompt) for turn in turns} == {"<s>system\nvalue<s>user\n"}
     assert {turn.stop_token for turn in turns} == {tokenizer.convert_tokens_to_ids("<s>")}
@@ -135,8 +133,7 @@ def test_a_file_is_continued_to_the_same_prompts_and_by_the_same_settings_alone(
     assert len(set(texts(output))) == 35
 
 
-def test_a_template_that_is_missing_refuses_or_hides_the_turn_is_refused(target: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(target)
+def test_a_template_that_is_missing_refuses_or_hides_the_turn_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ raise_exception('no system message') }}"
     refusal = "a user's turn: the target's chat template refuses it: no system message; "
     with pytest.raises(ConfigError, match=rf"^{refusal}leave --system-prompt out$"):

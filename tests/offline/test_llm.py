@@ -3,7 +3,6 @@
 
 import json
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
-from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, SamplingSettings
+from vllm_redrafter.data.settings import EngineSettings, GenerationSettings
 from vllm_redrafter.offline.generation import engine_arguments
 from vllm_redrafter.offline.llm import EngineRequest, run_requests, start_of
 from vllm_redrafter.utils.errors import ConfigError
@@ -73,21 +72,18 @@ def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(tmp_p
         pass
 
 
-GREEDY = GenerationSettings(SamplingSettings(temperature=0.0))
+def arguments(**engine: Any) -> dict[str, Any]:
+    return engine_arguments("target", GenerationSettings(engine=EngineSettings(**engine)))
 
 
 def test_further_arguments_go_to_vllm_and_may_not_contradict_options() -> None:
     further = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
-    settings = replace(
-        GREEDY, engine=EngineSettings(tensor_parallel_size=4, engine_args=json.dumps(further))
-    )
-    found = engine_arguments("target", settings)
+    found = arguments(tensor_parallel_size=4, engine_args=json.dumps(further))
     assert found["tensor_parallel_size"] == 4
     assert further.items() <= found.items()
     for name in ("dtype", "max_num_seqs", "tensor_parallel_size", "model"):
-        twice = replace(GREEDY, engine=EngineSettings(engine_args=json.dumps({name: 1})))
         with pytest.raises(ConfigError, match=f"--engine-args: {name}: the command has an arg"):
-            engine_arguments("target", twice)
+            arguments(engine_args=json.dumps({name: 1}))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +96,7 @@ def test_an_engine_on_a_cpu_asks_for_no_more_memory_than_is_free(
     total = current_platform.get_device_total_memory()
     memory = SimpleNamespace(available=int(free * total))
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
-    engine = EngineSettings(tensor_parallel_size=ranks)
-    found = engine_arguments("target", replace(GREEDY, engine=engine))
+    found = arguments(tensor_parallel_size=ranks)
     assert found["gpu_memory_utilization"] == pytest.approx(expected)
-    told = EngineSettings(engine_args=json.dumps({"gpu_memory_utilization": 0.1}))
-    assert engine_arguments("target", replace(GREEDY, engine=told))["gpu_memory_utilization"] == 0.1
+    told = arguments(engine_args='{"gpu_memory_utilization": 0.1}')
+    assert told["gpu_memory_utilization"] == 0.1

