@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
-from vllm_redrafter.data.settings import EngineSettings, GenerationSettings
+from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, SamplingSettings
 from vllm_redrafter.offline.generation import engine_arguments
 from vllm_redrafter.offline.llm import EngineRequest, run_requests, start_of
 from vllm_redrafter.utils.errors import ConfigError
@@ -73,7 +73,9 @@ def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(tmp_p
 
 
 def arguments(**engine: Any) -> dict[str, Any]:
-    return engine_arguments("target", GenerationSettings(engine=EngineSettings(**engine)))
+    """With greedy answers, for which nothing is read of the target."""
+    greedy = SamplingSettings(temperature=0.0)
+    return engine_arguments("target", GenerationSettings(greedy, engine=EngineSettings(**engine)))
 
 
 def test_further_arguments_go_to_vllm_and_may_not_contradict_options() -> None:
