@@ -104,8 +104,9 @@ async def soak(
             until_the_end.enter_context(started(given, logs / f"{name}.log"))
             for name, given in servers.items()
         )
-        # As many connections as there are requests, and no limit of its own on their time.
-        connector = aiohttp.TCPConnector(limit=0)
+        # A connection for each request: the server closes those that idle, maybe just when they are
+        # used again. And no limit on how many there are, or on their time.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         limit = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as opened:
             report, answered = await under_load(args, drafting_server, opened, asked)
