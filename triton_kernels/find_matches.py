@@ -131,7 +131,7 @@ class MatchBuffers:
 
     Attributes:
         tokens: [R, M, D] int64, the paths; -1 where there is none, and from where one ends.
-        lengths: [R, M] int32, tokens of their matches, from 1 to 5; 0 where there is none.
+        lengths: [R, M] int32, classes of their matches, of own text 1 to 5 tokens; 0 for none.
         ranks, followers: [R, tiles, M] int32, the best places of each tile of the texts, and the
             tokens that follow them.
         tile: places of a tile.

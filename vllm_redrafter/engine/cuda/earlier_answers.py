@@ -24,7 +24,8 @@ class EarlierAnswers:
     def __init__(self, config: ReDrafterConfig, states: RequestState) -> None:
         self._states, self._with_prompts = states, config.earlier_prompts
         self._partitions = Partitions(config.earlier_answers)
-        self._forgotten: set[str] = set()
+        # Of requests that have begun and not finished, and of those that began before a reset.
+        self._begun, self._forgotten = set[str](), set[str]()
         self._origins = StagedWriteTensor((states.max_num_reqs, 2), torch.int32, states.device)
         texts = states.all_token_ids.gpu, states.total_len.gpu, self._origins.gpu
         sizes = config.earlier_answers, num_places(config.earlier_answers)
@@ -35,6 +36,7 @@ class EarlierAnswers:
     def begin(self, requests: Iterable[NewRequestData]) -> None:
         """Requests that have got a slot."""
         for new in requests:
+            self._begun.add(new.req_id)
             params = new.sampling_params
             key = partition_of(params and params.extra_args, new.lora_request)
             partition = -1 if key is None else self._partitions.id_of(key)
@@ -46,6 +48,7 @@ class EarlierAnswers:
 
     def finish(self, names: Iterable[str]) -> None:
         """Requests that finish, and still have their slots unless they were preempted."""
+        self._begun.difference_update(names)
         slots = self._states.req_id_to_index
         # A set of names has another order on another rank, and all must draft the same.
         names = sorted(name for name in names if name in slots and name not in self._forgotten)
@@ -56,4 +59,4 @@ class EarlierAnswers:
     def clear(self) -> None:
         """Forget all answers, and those of requests that began before: some may have finished."""
         self.store.clear()
-        self._forgotten = {*self._states.req_id_to_index}
+        self._forgotten = {*self._begun}
