@@ -10,6 +10,7 @@ from typing import Any
 from shared_parts.arguments import shape_text
 
 from vllm_redrafter import ReDrafterConfig
+from vllm_redrafter.engine.speculative_config import OF_DRAFTER
 
 NGRAM = {
     "method": "ngram",
@@ -113,7 +114,8 @@ def plan(
         ours.append((name, ", ".join([*which, shape_text(shape)]), _config(drafter, shape)))
     for name, size, config in ours:
         for more in settings:
-            if name != "matches alone" or more.get("context_matches") != 0:
+            has_part = more.get("context_matches") != 0 and not more.keys() & {*OF_DRAFTER}
+            if name != "matches alone" or has_part:
                 text = ", ".join([size, *(f"{key} {value}" for key, value in more.items())])
                 methods.append(Method(name, text, {**config, **more}))
     labels = [method.label for method in methods]
