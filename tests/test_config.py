@@ -123,3 +123,9 @@ def test_the_search_is_that_of_a_drafter_that_is_forbidden_the_other_tokens() ->
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.isin(found.tokens, KEPT).all()
     torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+@pytest.mark.parametrize("off", ["earlier_answers", "context_matches"])
+def test_prompts_are_not_kept_where_nothing_would_search_them(off: str) -> None:
+    with pytest.raises(ConfigError, match=f"false without .*{off}"):
+        ReDrafterConfig(1, earlier_prompts=True, **{off: 0})

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often nodes of paths found in the text are accepted, by match and depth: in one launch.
+"""How often nodes of matches are accepted, by class of the match and depth: in one launch.
 
 A node is judged, and accepted, as `observe_nodes.py` has it. With n nodes judged in a step, of
-matches of m tokens, at depth d and of requests of one kind (greedy or sampled), and k of them
+matches of a class, at depth d and of requests of one kind (greedy or sampled), and k of them
 accepted,
 
     judged' = judged + n,    accepted' = accepted + k,    P = accepted' / judged',
 
 where both fade so that at most MEMORY nodes are remembered, and accepted' never below 1: see
-`budget/match_acceptance.py`. A program has one length and one depth, and counts whole nodes: all
+`budget/match_acceptance.py`. A program has one class and one depth, and counts whole nodes: all
 ranks of tensor parallelism get the same bits.
 """
 
@@ -36,7 +36,7 @@ def _count(
     accepted,
     memory,
 ):
-    """Add a step's nodes of one kind, length and depth."""
+    """Add a step's nodes of one kind, class and depth."""
     all_judged = tl.load(counts) + judged.to(tl.float32)
     all_accepted = tl.load(counts + 1) + accepted.to(tl.float32)
     kept = tl.minimum(memory / all_judged, 1.0)
@@ -65,8 +65,8 @@ def _observe_matches(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Nodes of one depth, of matches of one length."""
-    length, level = tl.program_id(0), tl.program_id(1)
+    """Nodes of one depth, of matches of one class."""
+    of_class, level = tl.program_id(0), tl.program_id(1)
     node = tl.arange(0, BLOCK)[None, :]
     judged, accepted = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
     of_sampled, accepted_of_sampled = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
@@ -80,7 +80,7 @@ def _observe_matches(
         entry = tl.load(entries + request, mask=is_request, other=0)
         match = tl.load(match_lengths + entry[:, None] * SLOTS + node, mask=is_node, other=0)
         depth = tl.load(depths + at, mask=is_node, other=0)
-        is_here = (match == length + 1) & (depth == level + 1)
+        is_here = (match == of_class + 1) & (depth == level + 1)
         verified_here += tl.sum(is_here.to(tl.int32), axis=1)
         parent = tl.load(parents + at, mask=is_here, other=0)
         # A token of -1: the request's grammar was not asked about it.
@@ -98,11 +98,11 @@ def _observe_matches(
         of_sampled += judged_here * samples
         accepted_of_sampled += accepted_here * samples
     kind = tl.num_programs(0) * tl.num_programs(1)
-    at = length * tl.num_programs(1) + level
+    at = of_class * tl.num_programs(1) + level
     sampled, accepted_sampled = tl.sum(of_sampled, axis=0), tl.sum(accepted_of_sampled, axis=0)
     all_accepted = tl.sum(accepted, axis=0)
     greedy, accepted_greedy = tl.sum(judged, axis=0) - sampled, all_accepted - accepted_sampled
-    of_source = totals + 2 * (length >= OWN_CLASSES).to(tl.int32)
+    of_source = totals + 2 * (of_class >= OWN_CLASSES).to(tl.int32)
     tl.atomic_add(of_source, tl.sum(verified_here, axis=0).to(tl.int64))
     tl.atomic_add(of_source + 1, all_accepted.to(tl.int64))
     _count(counts + 2 * at, probabilities + at, greedy, accepted_greedy, memory)
@@ -123,9 +123,9 @@ def observe_matches(
 
     Args:
         entries: [R] int64, each request's entry of `match_lengths`.
-        match_lengths: [entries, K+1] int32, of the path that each node is on; 0 for none.
+        match_lengths: [entries, K+1] int32, class of the match that a node continues; 0 for none.
         trees: of these requests; the paths have D nodes or fewer, and D is at most K.
-        memory: judged nodes of a length and depth that are remembered.
+        memory: judged nodes of a class and depth that are remembered.
         counts: [2, MATCH_CLASSES, D, 2] fp32, of greedy and of sampled requests, by class and
             depth: nodes judged (above 0) and accepted; changed.
         probabilities: [2, MATCH_CLASSES, D] fp32, written.

@@ -107,7 +107,11 @@ class ReDrafterConfig:
                 _is_within(self.earlier_answers, 0, MOST_ANSWERS),
                 f"between 0 and {MOST_ANSWERS} (answers of finished requests; 0 for none)",
             ),
-            "earlier_prompts": (isinstance(self.earlier_prompts, bool), "true or false"),
+            "earlier_prompts": (
+                isinstance(self.earlier_prompts, bool)
+                and self.earlier_prompts <= bool(self.earlier_answers and self.context_matches),
+                "true or false, and false without earlier_answers or context_matches",
+            ),
             "candidates": (
                 _is_within(c, 0, 0) or _is_within(c, fewest, MOST_CANDIDATES),
                 f"0, or between {fewest} and {MOST_CANDIDATES} (tokens that the nodes of each "

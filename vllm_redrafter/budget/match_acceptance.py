@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How probable it is that the target goes on as its text went on before: learned while serving.
+"""How probable it is that the target goes on as a match did: learned while serving.
 
 A node of a path is accepted the more probably, given its parent, the longer the match is and the
 more of the path was accepted before. So there is a probability for each class of a match and each

@@ -108,16 +108,12 @@ def _config(checkpoint: Checkpoint | None, given: dict[str, Any]) -> ReDrafterCo
     known = (NODES, *ReDrafterConfig.own_keys())
     if unknown := sorted(given.keys() - {*known}):
         raise ConfigError(f"load_drafter: no such setting: {', '.join(unknown)}; known: {known}")
-    if given.get("candidates"):
-        raise ConfigError(
-            f"load_drafter: candidates {given['candidates']}: in MLX a draft ranks the vocabulary "
-            "at every level; leave candidates out"
-        )
-    if kept := [key for key in ("earlier_answers", "earlier_prompts") if given.get(key)]:
-        raise ConfigError(
-            f"load_drafter: {kept[0]} {given[kept[0]]}: in MLX no answers of other requests are "
-            f"kept; leave {kept[0]} out"
-        )
+    keeps_none = "no answers of other requests are kept"
+    absent = {"earlier_answers": keeps_none, "earlier_prompts": keeps_none}
+    absent["candidates"] = "a draft ranks the vocabulary at every level"
+    if name := next(filter(given.get, absent), None):
+        reason = f"in MLX {absent[name]}; leave {name} out"
+        raise ConfigError(f"load_drafter: {name} {given[name]}: {reason}")
     asked = {**given, "candidates": 0, "earlier_answers": 0}
     return settled(checkpoint, asked, lambda: DEFAULT_NODES, "load_drafter")
 

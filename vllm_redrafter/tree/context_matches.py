@@ -54,7 +54,7 @@ def find_matches(
     """
     text, last = text.long(), num_tokens.long() - 1
     place = torch.arange(text.shape[1], device=text.device)
-    lengths = match_lengths(text, text, last, LONGEST_MATCH).masked_fill(place >= last[:, None], 0)
+    lengths = lengths_at(text, text, last, LONGEST_MATCH).masked_fill(place >= last[:, None], 0)
     # Longer matches first, of these newer ones.
     following = text.roll(-1, dims=1)
     is_none = (lengths == 0) | (following >= vocab_size)
@@ -63,7 +63,7 @@ def find_matches(
     return best_paths(rank, lengths, following, path, (num_paths, vocab_size))
 
 
-def match_lengths(kept: Tensor, text: Tensor, last: Tensor, longest: int) -> Tensor:
+def lengths_at(kept: Tensor, text: Tensor, last: Tensor, longest: int) -> Tensor:
     """[R, P]: how many tokens up to each place of `kept`, [P] or [R, P], are those up to `last`,
     [R], of the texts [R, T]; at most `longest`."""
     place = torch.arange(kept.shape[-1], device=text.device)

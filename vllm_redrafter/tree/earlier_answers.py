@@ -22,7 +22,7 @@ from vllm_redrafter.tree.context_matches import (
     SHORTEST_EARLIER,
     ContextMatches,
     best_paths,
-    match_lengths,
+    lengths_at,
 )
 
 EARLIER_PLACES = 32
@@ -94,7 +94,7 @@ def find_earlier(
     num_paths, path_length = paths
     # Behind the newest place, nothing.
     kept, of = (pad(part, (0, path_length + 1), value=SEPARATOR).to(text) for part in answers)
-    lengths = match_lengths(kept, text, num_tokens.long() - 1, LONGEST_EARLIER)
+    lengths = lengths_at(kept, text, num_tokens.long() - 1, LONGEST_EARLIER)
     following = kept.roll(-1)
     counts = (of == partitions[:, None]) & (lengths >= SHORTEST_EARLIER) & (following != SEPARATOR)
     newer = counts.long().flip(1).cumsum(1).flip(1)
