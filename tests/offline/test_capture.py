@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`capture` without vLLM: what it writes, resumes, compares and refuses."""
+"""`capture` without vLLM: what it writes, resumes and refuses."""
 
 import io
 import shutil
@@ -91,7 +91,6 @@ def test_every_row_s_states_are_the_target_s_behind_the_norm(
     written = sum(states[row].nbytes for row in range(12))
     assert f"({(1 + len(layers)) * H * states[0].itemsize:,} bytes a token" in printed
     assert f"{written / 2**30:.2f} GiB are to be written now" in printed
-    assert "3 rows compared with transformers: at most 0.00%" in printed
     assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]
 
 
@@ -110,21 +109,12 @@ def test_a_run_that_breaks_or_has_parts_becomes_the_whole_which_is_left_alone(
     assert 0 < len(kept) < len(StatesInfo.finished_shards(whole))
     with pytest.raises(ConfigError, match=r"shards are missing, states-0000\d.safetensors first"):
         stored(data, parts)
-    assert "other parts are missing still" in run(target, data, parts, part="1/2")
-    assert "rows compared with transformers" in run(target, data, parts, part="2/2")
+    for part in ("1/2", "2/2"):
+        run(target, data, parts, part=part)
     assert all(path.stat().st_mtime_ns == before for path, before in kept.items())
     for shard in whole.glob("states-*"):
         assert (parts / shard.name).read_bytes() == shard.read_bytes()
-    printed = run(target, data, parts, never)
-    assert "0.00 GiB are to be written now" in printed and "3 rows compared" in printed
-
-
-class Early(TransformersStates):
-    """The last layer's states are those of the layer before it."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        del self.model.base_model.layers[-1]
+    assert "0.00 GiB are to be written now" in run(target, data, parts, never)
 
 
 class Broken(TransformersStates):
@@ -135,18 +125,11 @@ class Broken(TransformersStates):
             yield row, states / 0
 
 
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        (Early, r"row 0 is \d+\.\d% of its length from what transf"),
-        (Broken, r"row \d+: .* expected are \[\d+, 128\] finite"),
-    ],
-)
-def test_states_that_are_not_the_target_s_are_found(
-    engine: type, message: str, target: Path, data: Path, tmp_path: Path
+def test_states_that_are_no_finite_numbers_are_refused(
+    target: Path, data: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingError, match=message):
-        run(target, data, tmp_path, engine, target_layers="none")
+    with pytest.raises(TrainingError, match=r"row \d+: .* expected are \[\d+, 128\] finite"):
+        run(target, data, tmp_path, Broken, target_layers="none")
 
 
 def test_a_folder_of_other_states_is_refused(target: Path, data: Path, tmp_path: Path) -> None:

@@ -56,8 +56,7 @@ def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
     command += ["--dtype=float32", "--in-flight=4", '--engine-args={"enforce_eager": true}']
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    printed = " ".join(result.output.split())
-    assert "10 rows" in printed and "3 rows compared with transformers: at most 0.00%" in printed
+    assert "10 rows" in " ".join(result.output.split())
     visible = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
     assert visible == {"states.json", "states-00000.safetensors"}, "vLLM's own files are gone"
     return folder

@@ -176,12 +176,6 @@ class CaptureSettings:
         "folder: a GPU or a machine for each.",
     )
     in_flight: int = setting(64, "Number of rows that the engine works on at once.", at_least=1)
-    check_rows: int = setting(
-        3,
-        "Compute this many rows with transformers as well, when all are captured, and compare. 0 "
-        "where no machine can load the target with transformers.",
-        at_least=0,
-    )
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from torch import Tensor
 from vllm_redrafter.data.hidden_states import (
     SHARD_BYTES,
     StatesInfo,
-    StoredStates,
     plan_shards,
     text_fingerprint,
     write_states,
@@ -30,7 +29,7 @@ from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.target_layers import layers_of
-from vllm_redrafter.replay.target import final_norm, hidden_states, load_ends, load_target
+from vllm_redrafter.replay.target import final_norm, load_ends
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
     from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
 
 GIB = 2**30
-
-TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
-"""How far a row may be from transformers', as a share of its length. Two ways to add up the same
-16-bit numbers are some hundredths apart after many layers; states of another layer, of another
-token, or without the norm, are as far apart as they are long."""
-
 
 StartEngine = Callable[[str, CaptureSettings, Sequence[int], int, Path], "HiddenStatesEngine"]
 """From the target, how to capture, the layers whose output is wanted (the last one and those before
@@ -65,10 +58,10 @@ class CaptureJob:
 
 
 def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None = None) -> None:
-    """Write the hidden states that are missing, and compare a sample with transformers.
+    """Write the hidden states that are missing.
 
     ConfigError: input that cannot work; the disk is too small; the folder holds other states.
-    TrainingError: what the engine computes is not what transformers does.
+    TrainingError: the engine gives no finite states of the expected shape.
     """
     console = console or Console()
     target = Target.open(job.target)
@@ -101,20 +94,6 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
                 closing(start_engine(job.target, settings, wanted, longest, scratch)) as engine,
             ):
                 run.run(engine, final_norm(ends), console)
-    if job.settings.check_rows and own:
-        rows = [row for shard in own for row in shards[shard] if lengths[row] > 1]
-        if not set(info.finished_shards(output)).issuperset(range(len(shards))):
-            console.print("other parts are missing still: the last part compares a sample")
-            return
-        states = StoredStates(output, row_lengths(dataset))
-        # Evenly spread from the first to the last.
-        places = np.linspace(0, len(rows) - 1, min(job.settings.check_rows, len(rows)))
-        sample = [rows[place] for place in places.astype(int)]
-        apart = _check_rows(target, states, {row: dataset[row]["input_ids"] for row in sample})
-        console.print(
-            f"{len(sample)} rows compared with transformers: at most {apart:.2%} of their length "
-            "apart"
-        )
 
 
 @contextmanager
@@ -232,33 +211,3 @@ class _CaptureRun:
     def _write_if_whole(self, shard: int, done: dict[int, dict[int, Tensor]]) -> None:
         if shard in done and len(done[shard]) == len(self._missing[shard]):
             write_states(self._output, shard, done.pop(shard))
-
-
-@torch.no_grad()
-def _check_rows(target: Target, states: StoredStates, rows: Mapping[int, Sequence[int]]) -> float:
-    """The largest distance of rows, |captured - computed| / |computed|, from transformers' states.
-
-    The target is loaded in the dtype of the states, over all GPUs. It is a TrainingError where
-    rounding cannot explain a row's distance.
-    """
-    dtype = states.info.dtype
-    model = load_target(target, getattr(torch, dtype), "auto")
-    layers, largest = states.info.target_layers, 0.0
-    for row, tokens in rows.items():
-        captured = states[row].float()
-        read = torch.tensor([tokens[: len(captured)]], device=model.device)
-        computed = hidden_states(model, layers, input_ids=read)[0].float().cpu()
-        # Layer by layer: the last ones' numbers may be far larger than the first ones'.
-        by_layer = (x.view(len(x), 1 + len(layers), -1) for x in (captured - computed, computed))
-        difference, whole = (x.norm(dim=(0, 2)) for x in by_layer)
-        apart = float((difference / whole).max())
-        # Written so that NaN is refused too.
-        if not apart <= TOLERANCE[dtype]:
-            raise TrainingError(
-                f"{states.folder}: row {row} is {apart:.1%} of its length from what transformers "
-                f"computes, and rounding in {dtype} explains {TOLERANCE[dtype]:.1%}: these hidden "
-                "states are not the target's; train without --hidden-states, and report the "
-                "target's class"
-            )
-        largest = max(largest, apart)
-    return largest

@@ -64,7 +64,7 @@ def write_states_of(
     folder: Path, target: Path, data: Path, layers: str = "1,2", max_length: int = 2048
 ) -> Path:
     """What capture writes with `TransformersStates`, in float32."""
-    settings = CaptureSettings(max_length, "float32", target_layers=layers, check_rows=0)
+    settings = CaptureSettings(max_length, "float32", target_layers=layers)
     job = CaptureJob(str(target), data, folder, settings)
     capture(job, TransformersStates, Console(file=io.StringIO()))
     return folder
