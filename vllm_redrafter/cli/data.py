@@ -101,7 +101,7 @@ def generate_data(
             from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
 
             addresses = parsed_addresses(",".join(endpoint))
-            return EndpointEngine(addresses, target, settings, served_name, output, console)
+            return EndpointEngine(addresses, target, settings, served_name, console)
         console.print(f"starting the engine with {target.name}", markup=False)
         return _start_vllm(target, settings)
 

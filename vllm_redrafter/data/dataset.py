@@ -5,7 +5,6 @@
 DIR/
   dataset.json             DatasetInfo
   shard-00000.parquet      the rows of the first conversations; a shard that exists is complete
-  served.json              log-probabilities of a fixed text by the first server, if servers wrote
 ```
 
 A row is a sequence of T tokens; a conversation may have several rows. The columns:

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,8 +17,6 @@ from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import write_once
-from vllm_redrafter.utils.json_files import read_json
 
 T = TypeVar("T")
 
@@ -33,24 +29,11 @@ CHECK_SECONDS = 60.0
 """For a question that the server answers without the target, retries included."""
 OF_THE_REQUEST = (400, 401, 403, 413, 422)
 """Statuses that any other server would return too."""
-NEUTRAL = {
-    "temperature": 0.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "return_token_ids": True,
-}
-"""Sent to every server, whatever the target's generation_config.json sets."""
 
-SERVED_FILE = "served.json"
 TEXT = (
     "In 1889 the tower stood 312 m high. def area(r): return 3.14159 * r ** 2  # Größe, 塔, été\n"
 )
-COMPARED_TOKENS = 32
-TOLERANCE = 0.1
-"""Of the mean difference of log-probabilities, in nats: rounding in bf16 makes far less, other
-weights make more."""
+"""How a server tokenizes it must be how the target's files do."""
 
 
 def parsed_addresses(text: str) -> list[str]:
@@ -76,8 +59,7 @@ class EndpointEngine:
     """Servers that let the target answer: a `TargetEngine`; the least busy one is asked.
 
     The setting `in_flight` is for each server. A server that fails is left out, and `console` says
-    so. The data's folder `output` keeps the first server's log-probabilities of a fixed text.
-    ConfigError: a server serves something else, or none answers.
+    so. ConfigError: a server serves something else, or none answers.
     """
 
     def __init__(
@@ -86,10 +68,9 @@ class EndpointEngine:
         target: Target,
         settings: GenerationSettings,
         served_name: str | None,
-        output: Path,
         console: Console,
     ) -> None:
-        served = _ServedTarget(target, settings.sampling.max_model_len, served_name, output)
+        served = _ServedTarget(target, settings.sampling.max_model_len, served_name)
         self._settings, self._console, self.max_model_len = settings, console, served.max_model_len
         self._loop = asyncio.new_event_loop()
         self._clients = [_Client(address, settings.sampling) for address in addresses]
@@ -214,24 +195,21 @@ class _Client:
         asked: Awaitable[Any] = self._openai.post(url, cast_to=object, body=body)
         return await self._ask(asked, lambda found: list(map(int, found["tokens"])), CHECK_SECONDS)
 
-    async def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
-        """The log-probability of each token of a prompt but the first."""
-
-        def read(completion: Any) -> list[float]:
-            given = completion.choices[0].model_extra["prompt_logprobs"][1:]
-            pairs = zip(prompt[1:], given, strict=True)
-            return [float(places[str(token)]["logprob"]) for token, places in pairs]
-
-        return await self._complete(prompt, 1, {"prompt_logprobs": 1}, read)
-
     async def answer(self, turn: OpenTurn) -> TurnAnswer:
         sampling = self._sampling
-        asked = {
+        # All that the target's generation_config.json may set.
+        body = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
             "seed": turn.seed,
+            "return_token_ids": True,
         }
+        created = self._openai.completions.create(
+            model=self.model, prompt=[*turn.prompt], max_tokens=turn.max_tokens, extra_body=body
+        )
 
         def read(completion: Any) -> tuple[list[int], str]:
             (choice,) = completion.choices
@@ -240,7 +218,7 @@ class _Client:
                 raise ValueError("another prompt than was asked")
             return tokens, choice.finish_reason
 
-        tokens, reason = await self._complete(turn.prompt, turn.max_tokens, asked, read)
+        tokens, reason = await self._ask(created, read, ANSWER_SECONDS)
         if reason not in ("stop", "length"):
             raise _Down(f"it ended an answer with {reason!r}")
         if reason == "length" and len(tokens) < turn.max_tokens:
@@ -252,18 +230,6 @@ class _Client:
 
     async def close(self) -> None:
         await self._openai.close()
-
-    async def _complete(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int,
-        asked: dict[str, Any],
-        read: Callable[[Any], T],
-    ) -> T:
-        created = self._openai.completions.create(
-            model=self.model, prompt=list(prompt), max_tokens=max_tokens, extra_body=NEUTRAL | asked
-        )
-        return await self._ask(created, read, ANSWER_SECONDS)
 
     async def _ask(self, asked: Awaitable[Any], read: Callable[[Any], T], seconds: float) -> T:
         """What is read of an answer; failures of the server and refusals are told apart."""
@@ -289,14 +255,11 @@ class _Client:
 class _ServedTarget:
     """What a server has to serve, compared with the target's files: name, length and tokenizer.
 
-    Its weights are compared with those of the first server that was asked for this data, by the
-    log-probabilities of `TEXT`. `length` is in tokens; None for what the target allows.
+    `length` is in tokens; None for what the target allows.
     """
 
-    def __init__(
-        self, target: Target, length: int | None, served_name: str | None, output: Path
-    ) -> None:
-        self._target, self._served_name, self._file = target.name, served_name, output / SERVED_FILE
+    def __init__(self, target: Target, length: int | None, served_name: str | None) -> None:
+        self._target, self._served_name = target.name, served_name
         self._tokens = list(map(int, target.tokenizer(TEXT)["input_ids"]))
         length = length or getattr(target.text_config, "max_position_embeddings", None)
         if length is None:
@@ -321,8 +284,6 @@ class _ServedTarget:
                 f"text begins with {found[:8]} there, and with {self._tokens[:8]} here; serve the "
                 "same files"
             )
-        prompt = self._tokens[: min(COMPARED_TOKENS, self.max_model_len - 1)]
-        self._check_weights(client.address, await client.prompt_log_probs(prompt))
 
     def _find(self, address: str, models: list[tuple[str, str, int]]) -> tuple[str, int]:
         for name, root, length in models:
@@ -336,26 +297,6 @@ class _ServedTarget:
             f"endpoint {address} serves {served}, not {self._served_name or self._target!r}; if "
             "that is the target by another name, give it as --served-name"
         )
-
-    def _check_weights(self, address: str, log_probs: list[float]) -> None:
-        content = {"endpoint": address, "log_probs": log_probs}
-        try:
-            write_once(self._file, (json.dumps(content, indent=2) + "\n").encode())
-        except OSError as error:
-            raise ConfigError(f"{self._file} cannot be written: {error.strerror}") from error
-        try:
-            first = read_json(self._file)
-            pairs = zip(first["log_probs"], log_probs, strict=True)
-            distance = sum(abs(a - b) for a, b in pairs) / len(log_probs)
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            raise ConfigError(f"{self._file}: not what generate-data writes: {error}") from error
-        if not distance <= TOLERANCE:
-            raise ConfigError(
-                f"endpoint {address} has other weights than {first['endpoint']}, the first that "
-                "was asked for this folder: the log-probabilities of a fixed text differ by "
-                f"{distance:.2f} nats on average ({self._file}); serve the same files in the same "
-                "dtype"
-            )
 
 
 def _last_part(name: str) -> str:

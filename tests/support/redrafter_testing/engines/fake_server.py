@@ -2,7 +2,6 @@
 """A server that speaks as vLLM's does, with `FakeEngine`'s answers."""
 
 import json
-import random
 import socket
 import threading
 import time
@@ -21,7 +20,7 @@ Failure = tuple[int, str]
 class FakeServer:
     """Listens on a port of its own until `die`; `asked` and `most_at_once` are of completions.
 
-    `weights` change the fixed text's log-probabilities; `failure` and `change` see each completion.
+    `failure` and `change` see each completion.
     """
 
     def __init__(
@@ -30,14 +29,13 @@ class FakeServer:
         name: str = "target",
         root: str = "/models/target",
         max_model_len: int = 512,
-        weights: int = 0,
         pause: float = 0.0,
         failure: Callable[[dict[str, Any]], Failure | None] = lambda body: None,
         change: Callable[[dict[str, Any]], None] = lambda completion: None,
     ) -> None:
         self.tokenizer, self.name, self.root = tokenizer, name, root
-        self.max_model_len, self.weights = max_model_len, weights
-        self.pause, self.failure, self.change = pause, failure, change
+        self.max_model_len, self.pause = max_model_len, pause
+        self.failure, self.change = failure, change
         self.asked: list[dict[str, Any]] = []
         self.most_at_once = 0
         self._running = 0
@@ -67,15 +65,9 @@ class FakeServer:
             return 200, {"tokens": list(self.tokenizer(body["prompt"])["input_ids"])}
         if failure := self.failure(body):
             return failure[0], _error(failure[1])
-        choice = self._prompt_choice(body) if "prompt_logprobs" in body else self._choice(body)
-        completion = {"id": "cmpl", "object": "text_completion", "choices": [choice]}
+        completion = {"id": "cmpl", "object": "text_completion", "choices": [self._choice(body)]}
         self.change(completion)
         return 200, completion
-
-    def _prompt_choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        chance = random.Random(self.weights)
-        places = [{str(token): {"logprob": -chance.random()}} for token in body["prompt"][1:]]
-        return {"index": 0, "text": "", "prompt_logprobs": [None, *places]}
 
     def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
