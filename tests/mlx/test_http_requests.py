@@ -3,7 +3,6 @@
 
 import http.client
 import json
-import reprlib
 import socket
 import struct
 import tomllib
@@ -24,7 +23,7 @@ NORMAL = {"messages": said("names"), "max_tokens": 40, "temperature": 0}
 
 TEXTS = Path(__file__).with_name("http_requests.toml").read_text()
 LARGE = TEXTS.replace("HUGE", "1" + "0" * 400).replace("DEEP", "[" * 900 + "]" * 900)
-VALUES, PARTS, PROMPTS, CLIENTS = tomllib.loads(LARGE).values()
+VALUES, REFUSED, PROMPTS, CLIENTS = tomllib.loads(LARGE).values()
 BODIES = {
     "nothing": b"",
     "a list": b"[]",
@@ -73,27 +72,27 @@ def refusal_of(address: str, body: bytes, path: str = CHAT) -> str:
 
 
 @pytest.mark.parametrize("field", VALUES)
-def test_a_bad_value_is_refused_by_field_and_value(address: str, field: str) -> None:
+def test_a_bad_value_ends_its_request_alone(address: str, field: str) -> None:
     for value in VALUES[field]:
-        message = refusal_of(address, with_field(field, value))
-        assert message.startswith(f"{field} must be")
-        assert reprlib.repr(json.loads(value)) in message
+        status, answer = sent(address, with_field(field, value))
+        assert status == 200 or json.loads(answer)["error"]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("field", PARTS)
-def test_a_bad_part_of_a_value_is_refused_by_field(
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_would_end_more_is_refused_by_field(
     address: str, field: str, is_streamed: bool
 ) -> None:
-    for value in PARTS[field]:
+    for value in REFUSED[field]:
         message = refusal_of(address, with_field(field, value, stream=is_streamed))
         assert message.startswith(field)
 
 
-def test_a_prompt_or_a_body_that_cannot_be_read_is_refused(address: str) -> None:
+def test_a_prompt_or_a_body_that_cannot_be_read_ends_its_request_alone(address: str) -> None:
     for prompt in PROMPTS["all"]:
-        message = refusal_of(address, f'{{"prompt": {prompt}, "max_tokens": 5}}'.encode(), TEXT)
-        assert "prompt" in message
+        body = f'{{"prompt": {prompt}, "max_tokens": 5}}'.encode()
+        status, answer = sent(address, body, TEXT)
+        assert status in (400, 404) and json.loads(answer)["error"]
     for kind, body in BODIES.items():
         assert refusal_of(address, body), kind
 
