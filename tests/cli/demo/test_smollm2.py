@@ -48,7 +48,6 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
             yield Decoded(1.0 * len(steps), [steps for _ in each.prompts])
 
     monkeypatch.setattr(smollm2, "decode_in_vllm", decode)
-    monkeypatch.setattr(smollm2, "serving_backend", lambda: "vllm")
     return given
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.chat.conversation import DRAFTED, NEW, Conversation
-from vllm_redrafter.cli.serving_backend import is_installed
+from vllm_redrafter.cli.installed import require
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import tail
@@ -41,11 +41,8 @@ def serve_and_chat(
     `model` is a drafter that records its target, or any other model. ConfigError: vLLM is not
     installed, or does not start; no such model.
     """
-    if not is_installed("vllm"):
-        raise ConfigError(
-            f"chat {model} starts vLLM, which is not installed: start a server elsewhere, or "
-            "mlx-serve on a Mac, and name its address with --url"
-        )
+    elsewhere = "start a server elsewhere, or mlx-serve on a Mac, and name its address with --url"
+    require("vllm", remedy=elsewhere)
     read_config(model, what="target")  # an error at once for a name that is not within reach
     console = console or Console()
     # An exception, so that the server ends where the terminal is closed, too.

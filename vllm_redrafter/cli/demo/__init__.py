@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: SmolLM2-135M-Instruct in vLLM, or mlx-lm, without and with ReDrafter."""
+"""The demo: SmolLM2-135M-Instruct in vLLM, without and with ReDrafter."""

@@ -2,8 +2,7 @@
 """The demo, in order: SmolLM2-135M-Instruct, two engines, what they answer and how fast."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.cli.chat.conversation import DRAFTED
 from vllm_redrafter.cli.demo.engine import Decoded, Job, Round, decode_in_vllm
 from vllm_redrafter.cli.demo.smollm2_target import get_target
-from vllm_redrafter.cli.serving_backend import Backend, serving_backend
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.target import EmbeddedTokens, Target
 from vllm_redrafter.data.turns import PromptRenderer
@@ -52,15 +50,12 @@ WHY_NOT_IDENTICAL = (
     "does the same at another number of requests. In float32 this is rare."
 )
 
-Decode = Callable[[Job], Iterator[Decoded]]
-
 
 def run_demo(
     cache_dir: Path,
     target: str | None = None,
     drafter: str | None = None,
     console: Console | None = None,
-    backend: Backend | None = None,
 ) -> None:
     """Run the whole demo; `cache_dir` keeps the target and the engines' logs.
 
@@ -68,7 +63,6 @@ def run_demo(
         ConfigError: the target cannot be had, the drafter does not fit, or no engine works.
     """
     console = console or Console()
-    backend = backend or serving_backend()
     disable_progress_bar()  # transformers has one for each file that it reads or writes
     folder = cache_dir.expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,25 +70,15 @@ def run_demo(
         target = str(folder / NAME)
         get_target(folder / NAME, console)
     opened, speculation = pair_of(target, drafter)
-    decode: Decode = partial(decode_in_vllm, folder)
-    engine, levels, dtype = "vLLM", LEVELS, str(fast_dtype()).removeprefix("torch.")
-    if backend == "mlx":
-        from vllm_redrafter.cli.demo.mlx_engine import DTYPE, decode_in_mlx
-
-        decode, engine, levels, dtype = decode_in_mlx, "mlx-lm", [1], DTYPE
+    dtype = str(fast_dtype()).removeprefix("torch.")
     prompts = prompts_of(opened, PROMPTS)
-    rounds = [each for level in levels for each in _rounds(level, prompts)]
+    rounds = [each for level in LEVELS for each in _rounds(level, prompts)]
     plain, drafted = (
-        _timed(
-            decode,
-            Job(os.path.expanduser(target), config, dtype, rounds),
-            f"{engine} {which} ReDrafter",
-            console,
-        )
+        _timed(folder, Job(os.path.expanduser(target), config, dtype, rounds), which, console)
         for which, config in (("without", None), ("with", speculation))
     )
 
-    _print_comparison(console, f"Greedy decoding in {engine}, {dtype}", levels, plain, drafted)
+    _print_comparison(console, dtype, plain, drafted)
     same = chain(*map(_same_answers, plain, drafted))
     if dtype != "float32" and not all(same):
         console.print(WHY_NOT_IDENTICAL)
@@ -137,12 +121,12 @@ def _rounds(level: int, prompts: list[list[int]]) -> list[Round]:
     return [Round(batch, MAX_TOKENS // 2, level), Round(batch, MAX_TOKENS, level)]
 
 
-def _timed(decode: Decode, job: Job, title: str, console: Console) -> list[Decoded]:
+def _timed(folder: Path, job: Job, which: str, console: Console) -> list[Decoded]:
     """What a job's engine decoded at each level, without the warm-ups."""
     with progress_bar(console) as progress:
-        task = progress.add_task(title, total=len(job.rounds), status="rounds")
+        task = progress.add_task(f"vLLM {which} ReDrafter", total=len(job.rounds), status="rounds")
         decoded = []
-        for each in decode(job):
+        for each in decode_in_vllm(folder, job):
             decoded.append(each)
             progress.advance(task)
     return decoded[1::2]
@@ -155,16 +139,15 @@ def _same_answers(before: Decoded, after: Decoded) -> list[bool]:
 
 def _print_comparison(
     console: Console,
-    title: str,
-    levels: Sequence[int],
+    dtype: str,
     plain: Sequence[Decoded],
     drafted: Sequence[Decoded],
 ) -> None:
-    table = Table(title=f"{title}, tokens per second")
+    table = Table(title=f"Greedy decoding in vLLM, {dtype}, tokens per second")
     for column in ("requests at once", "plain", "ReDrafter", "speed-up", "tokens per target step"):
         table.add_column(column, justify="right")
     table.add_column("outputs identical")
-    for level, before, after in zip(levels, plain, drafted, strict=True):
+    for level, before, after in zip(LEVELS, plain, drafted, strict=True):
         rates = [len([*chain(*chain(*each.answers))]) / each.seconds for each in (before, after)]
         # The first step of an answer is its prompt's.
         sizes = [len(step) for answer in after.answers for step in answer[1:]]
