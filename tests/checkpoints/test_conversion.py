@@ -70,18 +70,7 @@ def test_our_own_form_keeps_the_draft_vocabulary_and_the_records(
     assert_bits(destination, new_drafter(REDUCED).state_dict())
     for name in ("config.json", "README.md"):
         assert (tmp_path / "a" / name).read_text() == (destination / name).read_text()
-    convert(str(tmp_path / "a"), tmp_path / "b", dtype="float16")
-    assert load_drafter(str(tmp_path / "b")).target_tokens(torch.arange(3)).equal(KEPT)
-
-
-def test_numbers_too_large_for_a_dtype_are_refused_with_their_tensor(
-    source: Path, destination: Path
-) -> None:
-    edit_tensors(source, lambda tensors: tensors["rnn_u.bias"].fill_(-70000))
-    with pytest.raises(ConfigError, match=r"float16 ends at 65504, .* rnn_u\.bias \(up to 70000\)"):
-        convert(str(source), destination, dtype="float16")
-    assert not destination.exists()
-    convert(str(source), destination, dtype="bfloat16")
+    assert load_drafter(str(destination)).target_tokens(torch.arange(3)).equal(KEPT)
 
 
 @pytest.mark.parametrize("config", [*ALL_TOKENS, REDUCED])
@@ -226,23 +215,15 @@ def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
     assert any(note.startswith("its README.md is left out") for note in notes)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_command_converts_to_a_dtype_and_says_what_it_did(
-    source: Path, destination: Path, dtype: str
-) -> None:
+def test_the_command_says_what_it_did(source: Path, destination: Path) -> None:
     edit_config(source, lambda values: values.pop("exit_dim"))
-    command = ["convert", str(source), str(destination), "--verifier=org/target", "--dtype"]
-    refused = CliRunner().invoke(app, [*command, "eagle"])
-    assert refused.exit_code == 1 and "one of float32, bfl" in refused.output
-    assert not destination.exists()
-    result = CliRunner().invoke(app, [*command, dtype])
+    command = ["convert", str(source), str(destination), "--verifier=org/target"]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
         "read model.safetensors",
         "exit_dim = 6: not in config.json, read off the tensors",
         f"wrote {destination}",
     ]
-    assert_bits(destination, new_drafter(PROJECTED, getattr(torch, dtype)).state_dict())
     values = json.loads((destination / "config.json").read_text())
     assert values["speculators_config"]["verifier"]["name_or_path"] == "org/target"
-    assert values["torch_dtype"] == dtype

@@ -25,7 +25,6 @@ from vllm_redrafter.utils.files import whole_folder
 
 RECORDS = ("training", ENTRY)
 """Entries of config.json that stay as they are."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -42,30 +41,26 @@ def convert(
     source: str,
     destination: str | Path,
     verifier: str | None = None,
-    dtype: str | None = None,
     draft_vocabulary: tuple[Tensor, int] | None = None,
 ) -> list[str]:
-    """Write a checkpoint in our form; if the dtype stays, every number stays bit for bit.
+    """Write a checkpoint in our form; every number stays bit for bit.
 
     Args:
         source: folder or hub id; our tensor names, Apple's or TensorRT-LLM's, as safetensors or
             as pickled state dict, in one file or in shards.
         destination: folder to make; it appears when it is complete.
-        verifier: the target's name; None keeps the source's, as with `dtype`.
+        verifier: the target's name; None keeps the source's.
         draft_vocabulary: the target's tokens that are ranked from now on, ascending int64, and of
             how many; None keeps the source's. Embeddings stay whole.
 
     Returns:
         Notes, a sentence each: files read, sizes taken from the tensors, and what was left out.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     folder = _free_folder(destination)
     read = _read(source)
     if draft_vocabulary is not None:
         read = _ranking(source, read, *draft_vocabulary)
-    tensors = read.tensors if dtype is None else _to_dtype(read.tensors, DTYPES[dtype])
-    drafter = build_drafter(read.config, tensors)
+    drafter = build_drafter(read.config, read.tensors)
     card, note = _model_card(source)
     try:
         with whole_folder(folder) as partial:
@@ -153,20 +148,6 @@ def _ranking(source: str, read: _Source, kept: Tensor, vocab_size: int) -> _Sour
     records = {entry: value for entry, value in read.records.items() if entry != ENTRY}
     config = replace(config, draft_vocab_size=len(kept))
     return replace(read, config=config, tensors=tensors, records=records)
-
-
-def _to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    converted = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
-    if overflown := [
-        f"{name} (up to {float(tensor.abs().max()):g})"
-        for name, tensor in tensors.items()
-        if not torch.equal(tensor.isfinite(), converted[name].isfinite())
-    ]:
-        raise ConfigError(
-            f"{str(dtype).removeprefix('torch.')} ends at {torch.finfo(dtype).max:g}, too small "
-            f"for {', '.join(overflown)}: take a dtype of wider range"
-        )
-    return converted
 
 
 def _model_card(source: str) -> tuple[Path | None, list[str]]:

@@ -214,13 +214,6 @@ def _convert(
             help="Name of the target to record in the checkpoint.", show_default="what SRC records"
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Dtype of the weights to write: float32, bfloat16 or float16.",
-            show_default="what SRC has",
-        ),
-    ] = None,
     draft_vocab_size: Annotated[
         int | None,
         typer.Option(
@@ -234,7 +227,7 @@ def _convert(
         Path | None, typer.Option(help="What generate-data wrote, for --draft-vocab-size.")
     ] = None,
 ) -> None:
-    """Write a drafter's checkpoint in our form; in the same dtype, bit for bit the same."""
+    """Write a drafter's checkpoint in our form, bit for bit the same."""
     from vllm_redrafter.checkpoints.conversion import convert
 
     if (draft_vocab_size is None) != (data is None):
@@ -249,7 +242,7 @@ def _convert(
         rows = DatasetRows(written, range(len(written)), max_length=2**31 - 1)
         tokens, share = most_used_tokens(rows, info.vocab_size, draft_vocab_size)
         kept = tokens, info.vocab_size
-    for note in convert(source, destination, verifier, dtype, kept):
+    for note in convert(source, destination, verifier, kept):
         typer.echo(note)
     if kept is not None:
         typer.echo(f"ranks {share:.2%} of what the target wrote there, and cannot draft the rest")
