@@ -5,9 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
 from vllm import EngineArgs
-from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
 from vllm_redrafter.config import MAX_NODES
@@ -16,7 +14,8 @@ from vllm_redrafter.offline.llm import decode_all, start_llm, start_of
 from vllm_redrafter.utils.errors import ConfigError
 
 WARM_UP_TOKENS = 32
-MIN_CACHE_BYTES = 1 << 28
+CACHE_BYTES = 1 << 30
+"""Of the KV cache: without a limit vLLM takes most of the memory, for one request."""
 
 
 def start_recordable(
@@ -51,25 +50,11 @@ def start_recordable(
         enable_prefix_caching=False,  # the prompt is read twice
         max_num_seqs=1,
         max_model_len=length,
-        kv_cache_memory_bytes=_cache_bytes(model, length),
+        kv_cache_memory_bytes=CACHE_BYTES,
         seed=0,
         disable_log_stats=True,
         distributed_executor_backend="uni",
     )
-
-
-def _cache_bytes(model: Any, length: int) -> int:
-    """Of a KV cache for one request; ConfigError where so much is not free."""
-    parallel = ParallelConfig()
-    width = model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
-    # Twice that: blocks are not filled, and layers of other kinds have other states.
-    needed = max(MIN_CACHE_BYTES, 2 * length * model.get_num_layers(parallel) * 2 * width)
-    if (free := psutil.virtual_memory().available) < needed:
-        raise ConfigError(
-            f"trace: {free / 2**30:.1f} GiB of memory are free, and its KV cache takes "
-            f"{needed / 2**30:.1f}: end other programs, or ask for fewer --max-tokens"
-        )
-    return needed
 
 
 def record_answer(
