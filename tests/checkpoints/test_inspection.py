@@ -91,9 +91,8 @@ def test_the_command_shows_all_of_it_and_advises_against_a_large_draft_vocabular
     assert "advice" not in result.output
     lines = [" ".join(line.replace("│", " ").split()) for line in result.output.splitlines()]
     for line in (
-        f"{folder}: a ReDrafter drafter of 198 parameters, 396 bytes",
+        f"{folder}: a ReDrafter drafter of 198 parameters in bfloat16, 396 bytes",
         "exit_dim 6",
-        "lm_head.1.weight [11, 6] bfloat16 132 bytes",
         "draft vocabulary: all 11 tokens",
         "targets: hidden size 4, vocabulary size 11; trained for org/target",
         "settings loss kl",

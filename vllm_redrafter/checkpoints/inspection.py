@@ -4,7 +4,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import Any
 
 from huggingface_hub import ModelCard
@@ -12,7 +11,6 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from vllm_redrafter.checkpoints.draft_cost import parameters_read
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
@@ -29,16 +27,6 @@ EXPENSIVE = 0.5
 
 
 @dataclass(frozen=True)
-class _TensorHeader:
-    """One tensor as the file has it; its dtype by torch's name, such as `bfloat16`."""
-
-    name: str
-    shape: list[int]
-    dtype: str
-    bytes: int
-
-
-@dataclass(frozen=True)
 class _Inspection:
     """What a checkpoint is; `verifier` is its target, and `training` the record of `train`.
 
@@ -48,7 +36,7 @@ class _Inspection:
 
     checkpoint: str
     config: HeadConfig
-    tensors: list[_TensorHeader]
+    dtypes: list[str]
     num_parameters: int
     num_bytes: int
     verifier: str | None
@@ -67,14 +55,14 @@ class _Inspection:
 def inspect_checkpoint(model: str) -> _Inspection:
     """Read and check what a checkpoint says of itself."""
     found = Checkpoint.open(model).checked()
-    read = read_weights(found.weights)
-    tensors = [_header(name, read[name]) for name in sorted(read)]
+    tensors = read_weights(found.weights)
+    parameters = [tensor for name, tensor in tensors.items() if name != DRAFT_TO_TARGET]
     return _Inspection(
         model,
         found.head,
-        tensors,
-        num_parameters=sum(prod(t.shape) for t in tensors if t.name != DRAFT_TO_TARGET),
-        num_bytes=sum(t.bytes for t in tensors),
+        sorted({str(tensor.dtype).removeprefix("torch.") for tensor in parameters}),
+        num_parameters=sum(tensor.numel() for tensor in parameters),
+        num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         verifier=verifier_of(found.values),
         training=found.values.get("training"),
         source=_source(read_config(model)),
@@ -135,7 +123,8 @@ def print_inspection(
 ) -> None:
     """Show it to a reader; `step` are the bytes that a step of the target reads, if known."""
     config, training = found.config, found.training
-    size = f"{found.num_parameters:,} parameters, {decimal(found.num_bytes)}"
+    dtypes, size = " and ".join(found.dtypes), decimal(found.num_bytes)
+    size = f"{found.num_parameters:,} parameters in {dtypes}, {size}"
     _say(console, f"{found.checkpoint}: a ReDrafter drafter of {size}")
     licence = found.licence or "not stated in its README.md"
     _say(console, f"family {config.model_type}, from {found.source}; licence: {licence}")
@@ -143,7 +132,6 @@ def print_inspection(
     if target is not None:
         _say(console, _cost_note(found, target, step))
     console.print(_size_table(config))
-    console.print(_tensor_table(found.tensors))
     for line in _notes(config):
         _say(console, line)
     _say(
@@ -178,11 +166,6 @@ def _notes(config: HeadConfig) -> Iterator[str]:
         yield f"advice: {config.advice}"
 
 
-def _header(name: str, tensor: Tensor) -> _TensorHeader:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return _TensorHeader(name, list(tensor.shape), dtype, tensor.nbytes)
-
-
 def _say(console: Console, text: str) -> None:
     """Print text as it is: rich would read square brackets in a checkpoint's name as markup."""
     console.print(Text(text))
@@ -193,19 +176,6 @@ def _size_table(config: HeadConfig) -> Table:
     for key, value in asdict(config).items():
         if value not in (None, ()):
             table.add_row(key, json.dumps(value))
-    return table
-
-
-def _tensor_table(tensors: list[_TensorHeader]) -> Table:
-    table = Table(title="tensors", title_justify="left")
-    table.add_column("name", overflow="fold")
-    table.add_column("shape")
-    table.add_column("dtype")
-    table.add_column("size", justify="right")
-    for tensor in tensors:
-        table.add_row(
-            Text(tensor.name), Text(str(tensor.shape)), tensor.dtype, decimal(tensor.bytes)
-        )
     return table
 
 

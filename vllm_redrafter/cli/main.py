@@ -262,7 +262,7 @@ def _inspect(
         ),
     ] = None,
 ) -> None:
-    """Say what a drafter's checkpoint is: sizes, tensors, targets, training."""
+    """Say what a drafter's checkpoint is: sizes, targets, training."""
     from rich.console import Console
 
     from vllm_redrafter.checkpoints import inspection
