@@ -2,6 +2,6 @@
 """ReDrafter on Apple silicon, in MLX: trees on mlx-lm's unmodified models."""
 
 from vllm_redrafter.mlx.drafter import Drafter, load_drafter
-from vllm_redrafter.mlx.generation import generate, stream_generate
+from vllm_redrafter.mlx.generation import stream_generate
 
-__all__ = ["Drafter", "generate", "load_drafter", "stream_generate"]
+__all__ = ["Drafter", "load_drafter", "stream_generate"]

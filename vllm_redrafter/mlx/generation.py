@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`generate` and `stream_generate` with mlx-lm's signatures; the draft model is a `Drafter`."""
+"""`stream_generate` with mlx-lm's signature; the draft model is a `Drafter`."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -26,22 +26,6 @@ CLEARED_EVERY = 256
 """Tokens after which MLX gives unused memory back, as in mlx-lm."""
 
 Progress = Callable[[int, int], None]
-
-
-def generate(
-    model: nn.Module,
-    tokenizer: Any,
-    prompt: str | Sequence[int],
-    verbose: bool = False,
-    **arguments: Any,
-) -> str:
-    """The answer to a prompt, as `mlx_lm.generate`; `arguments` are those of `stream_generate`."""
-    text = ""
-    for response in stream_generate(model, tokenizer, prompt, **arguments):
-        text += response.text
-        if verbose:
-            print(response.text, end="", flush=True)
-    return text
 
 
 def stream_generate(
