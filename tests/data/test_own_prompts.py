@@ -14,7 +14,6 @@ from rich.console import Console
 
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
 from redrafter_testing.engines.generation_runs import make_folder, with_extra_token
-from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.data import own_prompts
 from vllm_redrafter.data import settings as data_settings
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
@@ -23,12 +22,6 @@ from vllm_redrafter.data.settings import GenerationSettings, PromptSettings, Tar
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
-
-NAMED = (
-    "{% for m in messages %}{{ m['role'].upper() }}: {{ m['content'] }} {% endfor %}"
-    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
-)
-"""A template whose turns end with no special token."""
 
 SETTINGS = PromptSettings(num=30, in_flight=4)
 
@@ -95,20 +88,6 @@ def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
     assert row["messages"][0] == {"role": "system", "content": "value"}
 
 
-def test_a_turn_that_ends_in_plain_text_is_cut_there(tmp_path: Path) -> None:
-    class Talkative(FakeEngine):
-        def answer(self, request: OpenTurn) -> TurnAnswer:
-            assert self.tokenizer.decode(request.prompt) == "USER: "
-            assert (request.stop_text, request.stop_token) == ("ASSISTANT:", None)
-            said = super().answer(request)
-            more = self.tokenizer(" ASSISTANT: 49")["input_ids"]
-            return replace(said, tokens=[*said.tokens[:-1], *more], ended=True)
-
-    named = make_folder(tmp_path / "named", NAMED)
-    run(named, tmp_path / "prompts.jsonl", kind=Talkative)
-    assert not any("ASSISTANT" in text for text in texts(tmp_path / "prompts.jsonl"))
-
-
 def test_a_file_is_continued_to_the_same_prompts_and_by_the_same_settings_alone(
     target: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +121,7 @@ def test_a_template_that_is_missing_refuses_or_hides_the_turn_is_refused(tokeniz
         (None, r"no chat template.*generate-data --prompts of your own"),
         (tokenizer.chat_template, rf"^{refusal}give generate-data --prompts of your"),
         ("{{ messages[0]['content'] }}", "does not show where the user's turn ends"),
+        ("{{ messages[0]['content'] }} ASSISTANT:", "ends the user's turn with mere text"),
     ):
         tokenizer.chat_template = template
         with pytest.raises(ConfigError, match=message):
@@ -170,10 +150,3 @@ def test_a_target_with_nothing_new_to_say_ends_the_run(
     with pytest.raises(ConfigError, match="50 attempts brought no new prompt"):
         run(target, tmp_path / "prompts.jsonl", kind=Dull)
     assert len(texts(tmp_path / "prompts.jsonl")) == 1
-
-
-@pytest.mark.parametrize("settings", [GenerationSettings, PromptSettings, ChatSettings])
-def test_a_system_prompt_that_is_not_utf_8_is_refused(settings: type) -> None:
-    given = b"caf\xe9".decode(errors="surrogateescape")  # as Python reads the command line
-    with pytest.raises(ConfigError, match=r"--system-prompt 'caf\\udce9': .* give text in UTF-8"):
-        settings(system_prompt=given)

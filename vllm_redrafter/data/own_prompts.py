@@ -40,10 +40,10 @@ _OWN_PROMPTS = "give generate-data --prompts of your own, such as a .txt with on
 
 @dataclass(frozen=True)
 class _TurnPlace:
-    """Token ids before the user's turn, and what ends it: a special token's id, else text."""
+    """Token ids before the user's turn, and the id of the special token that ends it."""
 
     prompt: list[int]
-    end: int | str
+    end: int
 
 
 @dataclass
@@ -86,9 +86,12 @@ def place_of_turn(tokenizer: Any, system_prompt: str | None) -> _TurnPlace:
         *tokenizer.all_special_ids,
         *(id for id, token in tokenizer.added_tokens_decoder.items() if token.special),
     }
-    if first in special:
-        return _TurnPlace(prompt, first)
-    return _TurnPlace(prompt, after.strip().splitlines()[0])
+    if first not in special:
+        raise ConfigError(
+            "the target's chat template ends the user's turn with mere text, which the target may "
+            f"write as well: {_OWN_PROMPTS}"
+        )
+    return _TurnPlace(prompt, first)
 
 
 def make_prompts(
@@ -109,8 +112,7 @@ def make_prompts(
     opened = Target.open(target)
     tokenizer = opened.tokenizer
     place = place_of_turn(tokenizer, settings.system_prompt)
-    end = [place.end] if isinstance(place.end, int) else []
-    if trouble := opened.embedded.trouble([*place.prompt, *end]):
+    if trouble := opened.embedded.trouble([*place.prompt, place.end]):
         raise ConfigError(
             f"target {target!r} cannot read what its chat template or the system prompt makes: "
             f"{trouble}; give a target with the tokenizer that it was trained with"
@@ -188,21 +190,15 @@ class _Attempts:
                 due += 1
 
     def _turn(self) -> OpenTurn:
-        attempt, end = self._next, self._place.end
-        self._next += 1
+        attempt, self._next = self._next, self._next + 1
         sampling = self._settings.sampling
         max_tokens = min(sampling.max_tokens, self._room)
         seed = answer_seed(sampling.seed, attempt, 0)
-        if isinstance(end, int):
-            return OpenTurn(attempt, 0, self._place.prompt, max_tokens, seed, stop_token=end)
-        return OpenTurn(attempt, 0, self._place.prompt, max_tokens, seed, stop_text=end)
+        return OpenTurn(attempt, 0, self._place.prompt, max_tokens, seed, self._place.end)
 
     def _take(self, attempt: int, tokens: list[int], ended: bool) -> bool:
         """Is it a new prompt? Then it is in the file now."""
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        if isinstance(self._place.end, str):
-            text = text.partition(self._place.end)[0]
-        text = text.strip()
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True).strip()
         if not ended:
             self._summary.unfinished += 1
         elif len(text) < MIN_CHARACTERS:

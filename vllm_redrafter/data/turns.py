@@ -19,7 +19,7 @@ from vllm_redrafter.utils.errors import ConfigError
 class OpenTurn:
     """A conversation's turn, by number, that waits for the target's answer to `prompt`, token ids.
 
-    `stop_token` and `stop_text` end the answer, as EOS does.
+    `stop_token` ends the answer, as EOS does.
     """
 
     conversation: int
@@ -28,7 +28,6 @@ class OpenTurn:
     max_tokens: int
     seed: int
     stop_token: int | None = None
-    stop_text: str | None = None
 
 
 @dataclass(frozen=True)

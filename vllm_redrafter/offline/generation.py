@@ -84,9 +84,7 @@ def _sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingPa
         max_tokens=turn.max_tokens,
         seed=turn.seed,
         stop_token_ids=None if turn.stop_token is None else [turn.stop_token],
-        stop=turn.stop_text,
-        # vLLM looks for text in what it decodes.
-        detokenize=turn.stop_text is not None,
+        detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
