@@ -97,13 +97,12 @@ def test_a_row_that_cannot_be_used_is_left_out_and_counted(
     assert str(left_out).startswith(f"left out: rows {kind}: 2, the first: {path}, line 3: ")
 
 
-def test_a_row_of_parquet_that_is_not_utf_8_is_left_out(tmp_path: Path) -> None:
-    texts = pa.array([b"One?", b"\xed\xa0\xbd", b"Two?"], pa.binary())
-    unchecked = pa.Array.from_buffers(pa.string(), 3, texts.buffers())
+def test_a_parquet_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    texts = pa.array([b"One?", b"\xed\xa0\xbd"], pa.binary())
+    unchecked = pa.Array.from_buffers(pa.string(), 2, texts.buffers())
     parquet.write_table(pa.table({"prompt": unchecked}), tmp_path / "p.parquet")
-    conversations, left_out = read_prompts(str(tmp_path / "p.parquet"))
-    assert [c.turns for c in conversations] == [("One?",), ("Two?",)]
-    assert "p.parquet, row 2: expected UTF-8 text" in str(left_out)
+    with pytest.raises(ConfigError, match=r"p\.parquet: not readable as Parquet: .*utf-8"):
+        read_prompts(str(tmp_path / "p.parquet"))
 
 
 def test_sources_that_cannot_be_read_are_refused(

@@ -152,15 +152,6 @@ def unpaired_surrogate(text: str) -> str | None:
     return None
 
 
-def check_system_prompt(text: str | None) -> None:
-    """Refuse a --system-prompt that no tokenizer takes."""
-    if text is not None and (half := unpaired_surrogate(text)):
-        raise ConfigError(
-            f"--system-prompt {text!r}: {half} is half of a character or a byte that is not UTF-8: "
-            "give text in UTF-8"
-        )
-
-
 def _read_messages(name: str, messages: list[Any], system: list[str], at: str) -> Conversation:
     """Read the list `name`; `system` has the messages that stand beside it."""
     turns: list[str] = []

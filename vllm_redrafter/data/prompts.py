@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -119,30 +120,13 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
     import pyarrow
     from pyarrow import parquet
 
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in _rows_of(batch):
-                    number += 1
-                    at = f"{path}, row {number}"
-                    if isinstance(row, UnicodeDecodeError):
-                        row = UnusableRow(at, _NO_UTF_8, f"expected UTF-8 text: {row}")
-                    yield at, row
-    except pyarrow.ArrowException as error:
+            batches = (batch.to_pylist() for batch in file.iter_batches())
+            for number, row in enumerate(chain.from_iterable(batches), start=1):
+                yield f"{path}, row {number}", row
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as Parquet: {error}") from error
-
-
-def _rows_of(batch: Any) -> Iterator[Any]:
-    """A batch's rows; an error stands for a row whose text is not UTF-8."""
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError as error:
-        if batch.num_rows == 1:
-            yield error
-            return
-        for row in range(batch.num_rows):
-            yield from _rows_of(batch.slice(row, 1))
 
 
 def _dataset_rows(name: str, split: str) -> Iterator[PlacedRow]:

@@ -4,7 +4,6 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from vllm_redrafter.data.conversation_rows import check_system_prompt
 from vllm_redrafter.data.output_folder import Part
 from vllm_redrafter.heads.target_layers import AUTO, LAYERS_HELP, parsed_layers
 from vllm_redrafter.utils.errors import ConfigError
@@ -119,7 +118,6 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         check(self, "generation:")
         Part.parse(self.part)
-        check_system_prompt(self.system_prompt)
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,6 @@ class PromptSettings:
 
     def __post_init__(self) -> None:
         check(self, "prompts:")
-        check_system_prompt(self.system_prompt)
 
     @property
     def sampling(self) -> SamplingSettings:

@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 
-from vllm_redrafter.data.conversation_rows import check_system_prompt
 from vllm_redrafter.utils.settings import check, setting
 
 
@@ -19,4 +18,3 @@ class ChatSettings:
 
     def __post_init__(self) -> None:
         check(self, "chat:")
-        check_system_prompt(self.system_prompt)
