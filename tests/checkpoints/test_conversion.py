@@ -132,7 +132,7 @@ def test_another_models_tensors_are_refused(
         ({"rnn": 1}, {}, "rnn is 1 in config.json, True by the tensors"),
         ({"hidden_size": "4"}, {}, "hidden_size is '4' in config.json, 4 by the tensors"),
         ({"draft_vocab_size": 5}, {}, "draft_vocab_size is 5 in config.json, None by the tensors"),
-        ({"model_type": "medusa"}, {}, "type 'medusa', a ReDrafter's says .* or \"redrafter_gated"),
+        ({"model_type": "medusa"}, {}, "or \"redrafter_gated\".*, found 'medusa'"),
         (
             {"vocab_size": None},
             {"d2t": torch.zeros(11).long()},

@@ -14,12 +14,13 @@ from torch import Tensor
 from vllm_redrafter.checkpoints.acceptance import ENTRY
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.published_config import own_values
-from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
+from vllm_redrafter.checkpoints.reading import build_drafter, head_of, shape_of, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_tensors
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import NAMES, build_head, heads, written_types
+from vllm_redrafter.heads.recurrent import RecurrentHead
+from vllm_redrafter.heads.registry import build_head
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_folder
 
@@ -102,23 +103,11 @@ def _sizes(
     return config, notes
 
 
-def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
-    """The head that a config.json names; one that names none is read as the oldest, Apple's."""
-    model_type = values.get("model_type")
-    if model_type is None:
-        return next(iter(NAMES.values()))
-    if model_type not in heads():
-        raise ConfigError(
-            f"{source!r} is not a ReDrafter checkpoint: its config.json says model_type "
-            f"{model_type!r}, a ReDrafter's says {written_types()} or nothing"
-        )
-    return heads()[model_type]
-
-
 def _read(source: str) -> _Source:
     """Read and check everything, so that only a full disk can stop the writing."""
     values = own_values(read_config(source), source)
-    head = _head_of(source, values)
+    # One that names none is read as the oldest, Apple's.
+    head = RecurrentHead if values.get("model_type") is None else head_of(source, values)
     paths = find_weights(source)
     where = str(paths)
     tensors = own_tensors(where, head, values, read_weights(paths))

@@ -52,7 +52,7 @@ class Checkpoint:
     def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint whose config.json has these values."""
         values = own_values(values, model)
-        head = _head_of(model, values)
+        head = _config_of(model, values)
         try:
             return cls(model, revision, values, head, acceptance_of(values))
         except ConfigError as error:
@@ -95,19 +95,24 @@ def is_drafter(values: Mapping[str, Any]) -> bool:
     return values.get("model_type") in (*heads(), MODEL_TYPE)
 
 
-def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
+def _config_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
     if not values:
         raise ConfigError(
             f"{model!r} has no {CONFIG_FILE}, or an empty one: give a ReDrafter checkpoint, or "
             "make one of the weights there with `vllm-redrafter convert`"
         )
+    return head_of(model, values).config_class.from_dict(values)
+
+
+def head_of(model: str, values: Mapping[str, Any]) -> type[DraftHead]:
+    """The head that a config.json names; a ConfigError where it names none."""
     if values.get("model_type") not in heads():
         found = repr(values["model_type"]) if "model_type" in values else "none"
         raise ConfigError(
             f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
             f'"model_type": {written_types()}, found {found}'
         )
-    return heads()[values["model_type"]].config_class.from_dict(values)
+    return heads()[values["model_type"]]
 
 
 def load_drafter(
