@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batch's most probable nodes are admitted, as many as there is budget for."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,10 +39,3 @@ def test_the_nodes_of_the_highest_survival_are_admitted(
     ):
         expected = [0, *tokens.cumsum(0).tolist()]
         assert found.tolist() == expected + [behind] * (MOST - len(requests))
-
-
-def test_scheduled_tokens_of_other_requests_are_refused(device: torch.device) -> None:
-    slots, numbers = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int32)
-    given = (part.to(device) for part in (torch.zeros(SLOTS, K + 1), slots, numbers))
-    with pytest.raises(ValueError, match=r"^scheduled: expected"):
-        admit_nodes(*given, 2, 4, numbers[0].to(device), numbers[1].to(device))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best tokens, candidates and their ranks are those of a stable sort in float64."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -133,23 +131,3 @@ LOGITS = {
 @pytest.mark.parametrize("logits", LOGITS.values(), ids=LOGITS)
 def test_the_best_are_those_of_a_sort(device: torch.device, logits: Tensor, num: int) -> None:
     assert_same(top_candidates(logits.to(device), num), naive_top_candidates(logits, num))
-
-
-L, C = torch.zeros(4, 8), torch.zeros(2, 8).int()
-
-
-@pytest.mark.parametrize(
-    ("launch", "arguments", "named"),
-    [
-        (top_candidates, (L[0], 1), "logits: expected"),
-        (top_candidates, (L, 51), "num"),
-        (top_candidates, (L[:, :0], 1), "logits: 0 tokens"),
-        (choose_candidates, (L, 3, 4, 1), "logits: 4 rows are not"),
-        (choose_candidates, (L, 2, 0, 1), "count"),
-        (rank_candidates, (L, C[:, :7], 1), "tokens"),
-        (rank_candidates, (L, C, 0), "num"),
-    ],
-)
-def test_what_does_not_fit_is_named(launch: Any, arguments: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        launch(*arguments)

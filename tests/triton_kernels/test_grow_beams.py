@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each level's beams are those of a stable sort, and what goes with them is the budget's."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -131,18 +129,3 @@ def test_log_odds_of_any_probability_are_those_of_float64(device: torch.device) 
     limit = acceptance.MAX_LOG_ODDS
     torch.testing.assert_close(out.log_odds[0].cpu(), exact.clamp(-limit, limit).float())
     assert limit == kernel.MAX_LOG_ODDS
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"level": 2}, "level"),
-        ({"level": 1}, "logits: expected"),
-        ({"survival": (KNOWN[0], torch.zeros(2, 1), KNOWN[2])}, "biases: expected"),
-        ({"survival": KNOWN}, "temperatures: expected"),
-    ],
-)
-def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:
-    arguments = {"top": random_top(2, 4, seed=0), "level": 0, "requests": 2}
-    with pytest.raises(ValueError, match=named):
-        grow_beams(**(arguments | changed), out=BeamBuffers(2, 2, 4, "cpu"))

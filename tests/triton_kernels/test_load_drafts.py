@@ -48,6 +48,3 @@ def test_each_request_starts_from_its_last_accepted_row_or_its_last(
     assert out.slots.tolist() == [4, 0, 6, ROOM, SENTINEL]
     assert torch.equal(out.temperatures[:3], end.temperature[[4, 0, 6]])
     assert out.num_verified.tolist() == [*([2, 4, 1] if verified else [0] * 3), 0, SENTINEL]
-
-    with pytest.raises(ValueError, match="slots: expected contiguous"):
-        load_drafts(end, list(read), out._replace(slots=out.slots[:2]), verified, padded=4)

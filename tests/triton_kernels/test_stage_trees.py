@@ -4,11 +4,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
@@ -108,33 +106,3 @@ def test_any_batch_is_staged(device: torch.device, data: st.DataObject) -> None:
         batch.append(Request(slot, data.draw(st.integers(0, 90)), logits + more, logits))
     trees = [bushy(n, seed=n) for n in nodes]
     check(device, trees, max_nodes, batch, data.draw(st.integers(0, 2)))
-
-
-def test_what_does_not_fit_a_batch_is_named(device: torch.device) -> None:
-    table = table_of([bushy(4)], 3, device)
-    out = StagedTrees(1, 3, device)
-
-    def integers(*values: int) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
-    positions = integers(5, 6, 7, 8).long()
-    batch = integers(0).long(), integers(0, 4), integers(0, 4), integers(9), positions
-    names = "idx_mapping", "query_start_loc", "cu_num_logits", "seq_lens", "positions"
-    good = {**dict(zip(names, batch, strict=True)), "out": out, "num_padded": 1}
-    stage_trees(table, **good)
-    for change, message in (
-        ({"cu_num_logits": integers(4)}, "cu_num_logits: expected"),
-        ({"num_padded": 2}, r"out: expected .* \[2\] or more"),
-        ({"num_padded": 0}, "num_padded: 0 is too few"),
-        ({"out": StagedTrees(1, 2, device)}, "trees of 3 nodes cannot hold the table's of 4"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            stage_trees(table, **{**good, **change})
-    positions = torch.zeros(3, 9, dtype=torch.int64, device=device)
-    add_depths(out, integers(0, 4), positions)
-    for sums, moved, message in (
-        (integers(0, 4), positions[0], "positions: expected two dimensions"),
-        (integers(0, 4, 4, 4), positions, "staged: expected"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            add_depths(out, sums, moved)

@@ -2,13 +2,11 @@
 """The attention kernel equals float64 attention along each node's own path, and touches no more."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import bushy, chain, star
 from redrafter_testing.gpu.tree_attention_launch import (
@@ -20,7 +18,6 @@ from redrafter_testing.gpu.tree_attention_launch import (
     Launch,
     Request,
     Shape,
-    attend,
     names,
 )
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
@@ -169,57 +166,3 @@ def test_whatever_the_batch_it_is_exact(
         soft_cap=soft_cap,
         sinks=batch.sinks if with_sinks else None,
     )
-
-
-def narrow(dim: int, size: int) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: tensor.narrow(dim, 0, size)
-
-
-SHORT = ("value_cache", "block_table", "context_lens", "ancestors", "out", "depths", "sinks")
-REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
-    *((name, narrow(0, 1)) for name in SHORT),
-    ("query", Tensor.double),
-    ("query", lambda query: query[0]),
-    ("key_cache", lambda cache: cache.to(torch.float8_e5m2)),
-    ("key_cache", lambda cache: cache.repeat(1, 1, 3, 1)),
-    ("value_cache", narrow(2, 1)),
-    ("block_table", narrow(1, 1)),
-    ("query_start_loc", narrow(0, 2)),
-    ("ancestors", narrow(1, 4)),
-    ("depths", narrow(1, 4)),
-    ("depths", lambda _: None),
-    ("max_nodes", lambda _: 0),
-    ("max_nodes", lambda _: 129),
-]
-
-
-@pytest.fixture(scope="module")
-def good_arguments(device: torch.device) -> dict[str, Any]:
-    launch = Launch(device, [(20, bushy(40)), (3, chain(5))], Shape(group=1))
-    arguments = launch.arguments() | {
-        "out": torch.empty_like(launch.query).contiguous(),
-        "depths": launch.depths,
-        "sliding_window": 3,
-        "sinks": launch.sinks,
-    }
-    attend(**arguments)
-    return arguments
-
-
-@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
-def test_what_does_not_fit_is_refused_by_name(
-    good_arguments: dict[str, Any], name: str, spoil: Callable[[Any], Any]
-) -> None:
-    bad = good_arguments | {name: spoil(good_arguments[name])}
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        attend(**bad)
-
-
-def test_a_context_or_a_head_dim_without_room_is_refused(
-    device: torch.device, good_arguments: dict[str, Any]
-) -> None:
-    width = good_arguments["block_table"].shape[1]
-    with pytest.raises(ValueError, match=r"^block_table: .* which need"):
-        attend(**good_arguments | {"max_context_len": width * 16})
-    with pytest.raises(ValueError, match="head_dim 72 is not supported"):
-        attend(**good_arguments | Launch(device, [(3, [0])], Shape(head_dim=72)).arguments())
