@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -70,28 +71,27 @@ def close_directory() -> None:
 
 
 class Publisher:
-    """The worker's end: totals since its start; without a directory, nothing is done.
-
-    Attributes:
-        is_wanted: the process that launched this one has asked for counters.
-    """
+    """The worker's end: totals since its start."""
 
     def __init__(self, engine: int) -> None:
-        """FileExistsError where another worker publishes as this data-parallel engine."""
-        shared: bytearray | mmap.mmap = bytearray(SIZE)
-        self.is_wanted = False
-        if (file := _file(engine)) is not None:
-            with open(file, "xb+") as opened:
-                opened.truncate(SIZE)
-                shared = mmap.mmap(opened.fileno(), SIZE)
-            self.is_wanted = True
+        """FileNotFoundError where nobody asks for counters, or FileExistsError where another worker
+        publishes as this data-parallel engine."""
+        with open(_file(engine), "xb+") as opened:
+            opened.truncate(SIZE)
+            shared = mmap.mmap(opened.fileno(), SIZE)
         self._published = np.frombuffer(shared, dtype=np.float64)
         self._before_reset = np.zeros_like(self._published)
 
+    @classmethod
+    def if_wanted(cls, engine: int) -> Publisher | None:
+        """None where the process that launched this one has not asked for counters."""
+        with suppress(FileNotFoundError):
+            return cls(engine)
+        return None
+
     def publish(self, stats: StepStats) -> None:
         """Once per step. Readers may see a part of the fields a step ahead of the others."""
-        if self.is_wanted:
-            np.add(self._before_reset, Counters.of(stats), out=self._published)
+        np.add(self._before_reset, Counters.of(stats), out=self._published)
 
     def carry(self, stats: StepStats) -> None:
         """To be called before the statistics are reset."""
@@ -103,17 +103,14 @@ def subscribe(engine: int) -> Callable[[], Counters]:
 
     FileNotFoundError where no worker on this machine publishes as this engine.
     """
-    if (file := _file(engine)) is None:
-        raise FileNotFoundError(f"{DIRECTORY} names no directory")
-    with open(file, "rb") as opened:
+    with open(_file(engine), "rb") as opened:
         shared = mmap.mmap(opened.fileno(), SIZE, access=mmap.ACCESS_READ)
     published = np.frombuffer(shared, dtype=np.float64)
     return lambda: Counters(*published.tolist())
 
 
-def _file(engine: int) -> Path | None:
+def _file(engine: int) -> Path:
+    if (directory := os.environ.get(DIRECTORY)) is None:
+        raise FileNotFoundError(f"{DIRECTORY} names no directory")
     # The name outlives the directory in the process that launched several API servers.
-    directory = os.environ.get(DIRECTORY)
-    if directory is None or not os.path.isdir(directory):
-        return None
     return Path(directory, f"engine-{engine}")

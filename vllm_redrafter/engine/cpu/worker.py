@@ -43,7 +43,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
             register_backend(AttentionBackendEnum.CPU_ATTN, CPU_TREE_ATTENTION)
         # All ranks of an engine count the same.
         engine = self.parallel_config.data_parallel_index
-        self.publisher = Publisher(engine) if self.rank == 0 else None
+        self.publisher = Publisher.if_wanted(engine) if self.rank == 0 else None
 
     def init_device(self) -> None:
         if self.rank == 0 and (advice := advice_on(self.model_config.dtype)):

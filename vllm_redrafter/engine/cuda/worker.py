@@ -31,9 +31,8 @@ class TreeWorker(WorkerBase):
         # All ranks of the last pipeline stage count the same, those of the others nothing.
         counts = get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0
         if counts:
-            publisher = Publisher(self.parallel_config.data_parallel_index)
-            if publisher.is_wanted:
-                self.model_runner.table.meter.publisher = publisher
+            engine = self.parallel_config.data_parallel_index
+            self.model_runner.table.meter.publisher = Publisher.if_wanted(engine)
 
     def determine_available_memory(self) -> int:
         """As vLLM does; ConfigError where not even one request's recurrent states fit."""
