@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
-from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import ANNOUNCEMENT, NODES_WITH_STATES, as_chain
 from vllm_redrafter.engine.refusals import REMEDY_CHAIN
@@ -97,7 +96,8 @@ def _create_engine_config(
     _check_version()
     engine = engine_here()
     _check_arguments(args, engine)
-    if reasons := _chain_reasons(config, engine, target):
+    asked = ["the speculative config asks for them"] * (config.tree == "chain")
+    if reasons := asked or list(engine.chain_reasons(target())):
         config = as_chain(config)
     else:
         _check_backend(args, engine)
@@ -128,7 +128,7 @@ def _create_engine_config(
     _check_target(vllm_config, drafter, engine)
     _announce(settings, drafter)
     if reasons:
-        _log_chains(reasons)
+        _logger().info(ANNOUNCEMENT, "; ".join(reasons))
     parallel = vllm_config.parallel_config
     # Only here is it settled: vLLM's CPU platform makes "mp" of "uni".
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
@@ -149,29 +149,19 @@ def _target(args: EngineArgs, of_target: Mapping[str, Any]) -> ModelConfig:
         return args.create_model_config()
 
 
-def _chain_reasons(
-    config: ReDrafterConfig, engine: Engine, target: Callable[[], ModelConfig]
-) -> list[str]:
-    if config.tree == "chain":
-        return ["the speculative config asks for them"]
-    return list(engine.chain_reasons(target()))
-
-
 def _sets_graph_sizes(args: EngineArgs) -> bool:
     places = args, args.compilation_config
     keys = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
     return any(getattr(place, key) is not None for place in places for key in keys)
 
 
-def _log_chains(reasons: list[str]) -> None:
+def _logger() -> Any:
     from vllm.logger import init_logger
 
-    init_logger("vllm.redrafter").info(ANNOUNCEMENT, "; ".join(reasons))
+    return init_logger("vllm.redrafter")
 
 
 def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
-    from vllm.logger import init_logger
-
     unused = OF_DRAFTER if drafter is None else ()
     described = ", ".join(
         f"{key}={value!r}"
@@ -179,10 +169,9 @@ def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
         if value is not None and key not in unused
     )
     source = "continuations found in the text alone" if drafter is None else "ReDrafter"
-    logger = init_logger("vllm.redrafter")
-    logger.info("Speculating with %s: %s", source, described)
+    _logger().info("Speculating with %s: %s", source, described)
     if drafter is not None and drafter.advice is not None:
-        logger.info("ReDrafter: %s", drafter.advice)
+        _logger().info("ReDrafter: %s", drafter.advice)
 
 
 @contextmanager
@@ -294,9 +283,7 @@ def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **
         return request
     options = {}
     if request.resumable:
-        from vllm.logger import init_logger
-
-        init_logger("vllm.redrafter").warning_once(
+        _logger().warning_once(
             "Requests whose input comes in pieces (streaming input) are decoded without drafts"
         )
         options[FLAT_KEY] = 0

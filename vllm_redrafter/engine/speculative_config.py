@@ -155,8 +155,16 @@ def validated(
             f"speculative config: unknown key(s) {', '.join(unknown)} for a ReDrafter; "
             f"known are {', '.join(sorted(known))}"
         )
+    keys = (NODES, *ReDrafterConfig.own_keys())
+    shape = {key: requested[key] for key in keys if key in requested}
     if requested.get("model") is None:
-        return _without_drafter(requested, default_max_nodes), None
+        if useless := [key for key in OF_DRAFTER if key in requested]:
+            raise ConfigError(
+                f"speculative config: {', '.join(useless)} without a drafter: name a drafter with "
+                "'model' (--spec-model), or leave this out to verify only continuations found in "
+                "the text"
+            )
+        return speculation(None, shape, default_max_nodes), None
     named = {
         "model": "the ReDrafter checkpoint (folder or hub id)",
         "revision": "a branch, tag or commit",
@@ -167,21 +175,4 @@ def validated(
     checkpoint = request.checkpoint
     if checkpoint is None:
         checkpoint = Checkpoint.open(requested["model"], requested.get("revision"))
-    return speculation(checkpoint, _shape_in(requested), default_max_nodes), checkpoint.checked()
-
-
-def _without_drafter(
-    requested: Mapping[str, Any], default_max_nodes: Callable[[], int | None]
-) -> ReDrafterConfig:
-    remedy = "name a drafter with 'model' (--spec-model)"
-    if useless := [key for key in OF_DRAFTER if key in requested]:
-        raise ConfigError(
-            f"speculative config: {', '.join(useless)} without a drafter: {remedy}, or leave "
-            "this out to verify only continuations found in the text"
-        )
-    return speculation(None, _shape_in(requested), default_max_nodes)
-
-
-def _shape_in(requested: Mapping[str, Any]) -> dict[str, Any]:
-    keys = (NODES, *ReDrafterConfig.own_keys())
-    return {key: requested[key] for key in keys if key in requested}
+    return speculation(checkpoint, shape, default_max_nodes), checkpoint.checked()

@@ -36,6 +36,7 @@ from vllm_redrafter.engine.cuda.tree_verifier import TreeVerifier
 from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.engine.refusals import REMEDY_DISABLE
 from vllm_redrafter.engine.request_options import requested_nodes
+from vllm_redrafter.triton_kernels.stage_trees import add_depths
 from vllm_redrafter.utils.errors import ConfigError
 
 TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
@@ -168,7 +169,8 @@ class TreeModelState(VerifyingState, DefaultModelState):
         """As vLLM does; M-RoPE positions of tree rows become n + delta + depth."""
         inputs = super().prepare_inputs(input_batch, req_states)
         if self.rope_state is not None and input_batch.num_draft_tokens:
-            self.verification.place(self.rope_state.positions, input_batch)
+            staged, positions = self.verification.staged, self.rope_state.positions
+            add_depths(staged, input_batch.cu_num_logits, positions)
         return inputs
 
     def _graph_rows(self, input_batch: InputBatch, mixed: bool) -> TreeRows:

@@ -122,12 +122,13 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         ):
             super().__init__(vllm_config, device)
         self.settings = Settings.of(vllm_config)
+        self.trunk = self.earlier_answers = None
         if self.speculator is not None:
-            self.table = self.speculator.table
+            self.table, self.trunk = self.speculator.table, self.speculator.trunk
+            if self.speculator.matching is not None:
+                self.earlier_answers = self.speculator.matching.earlier
         else:
             self.table = TreeTable(self.settings.config, self.max_num_reqs, device)
-        matching = self.speculator.matching if self.speculator is not None else None
-        self.earlier_answers = matching.earlier if matching is not None else None
         if self.pp_handler is not None:
             self.pp_handler.table = self.table
         # Where the drafter reads more than the last hidden state, the target returns more: from
@@ -145,8 +146,8 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             if self.use_pp and self.settings.model is not None:
                 self._embedding = FirstStageEmbedding(self.model, self.vllm_config, self.device)
                 self._embedding.copy()
-            if self.speculator is not None:
-                self.speculator.load_model(self.model)
+            if self.trunk is not None:
+                self.trunk.load_model(self.model)
         self.model_memory_usage += memory.consumed_memory
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
@@ -286,7 +287,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         and where a reloaded fp8 cache has other scales than CUDA graphs hold.
         """
         from_files = not (args or kwargs)
-        replace_drafter = read_replacement(self.speculator if from_files else None)
+        replace_drafter = read_replacement(self.trunk if from_files else None)
         if replace_drafter is None:
             return
         scales = self._cache_scales()

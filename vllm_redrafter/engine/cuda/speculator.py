@@ -7,18 +7,12 @@ length.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.distributed.communication_op import tensor_model_parallel_all_gather
-from vllm.distributed.parallel_state import (
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-)
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -26,22 +20,16 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
-from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.context_matching import ContextMatching, ScoredNodes
-from vllm_redrafter.engine.cuda.draft_search import DraftSearch
 from vllm_redrafter.engine.cuda.graph_manager import DraftGraphManager
 from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence
 from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
 from vllm_redrafter.engine.cuda.schedule import length_for, lengths_of_drafts
+from vllm_redrafter.engine.cuda.trunk import RecurrentTrunk, Trunk
 from vllm_redrafter.engine.cuda.verification import TreeTable
-from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.speculation import Settings
-from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.heads.shortlist import affordable
-from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
-from vllm_redrafter.tree.sharding import VocabularyShard
 from vllm_redrafter.triton_kernels.build_tree import NodeLimits, build_tree
 from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
 
@@ -60,11 +48,10 @@ class TreeSpeculator(BaseSpeculator):
     Attributes:
         inputs: what the last draft started from, of the target's last layer and n others.
         drafts: [slots, K] int64, its draft tokens.
-        shard: this rank's part of the draft vocabulary; None without tensor parallelism.
+        trunk: explores the nodes that matches are joined to.
         confidence: of the drafted nodes; None without a batch's budget.
         matching: finds prompt-lookup matches; None without them.
         lengths: the levels that drafts search, ascending; 0 for matches only, no search.
-        searches: by length from 1 on; none without a drafter.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -75,24 +62,19 @@ class TreeSpeculator(BaseSpeculator):
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
     ) -> None:
         settings = Settings.of(vllm_config)
-        self.checkpoint = settings.checkpoint()
-        self.target_layers = settings.target_layers
         self.vllm_config = vllm_config
         self.device = device
-        self.dtype = vllm_config.model_config.dtype
         self.max_num_reqs = req_states.max_num_reqs
         self.graphs: DraftGraphManager | None = None
-        self.shard: VocabularyShard | None = None
-        self.table = TreeTable(settings.config, self.max_num_reqs, device)
-        self.trees, self.verification = self.table.trees, self.table.verification
-        self.meter = self.table.meter
+        self.table = table = TreeTable(settings.config, self.max_num_reqs, device)
+        self.trees, self.verification, self.meter = table.trees, table.verification, table.meter
 
         slots, k = self.max_num_reqs, self.config.num_speculative_tokens
         hidden_size = vllm_config.model_config.get_hidden_size()
         # A draft's inputs and output, in batch order.
-        width = (1 + len(self.target_layers)) * hidden_size
+        width = (1 + len(settings.target_layers)) * hidden_size
         self.inputs = DraftInputs(
-            hidden=torch.zeros(slots, width, dtype=self.dtype, device=device),
+            hidden=torch.zeros(slots, width, dtype=vllm_config.model_config.dtype, device=device),
             roots=torch.zeros(slots, dtype=torch.int64, device=device),
             slots=torch.full((slots,), slots, dtype=torch.int64, device=device),
             num_verified=self.verification.num_verified,
@@ -104,84 +86,30 @@ class TreeSpeculator(BaseSpeculator):
         if _can_adapt(vllm_config, self.config):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
-        self.recorded = NOTHING_RECORDED
+        # Both are read by vLLM; it passes the latter to the manager, which knows it.
+        self.enable_adaptive_verification = self.confidence is not None
+        self.draft_token_confidence_probs = self.trees.probs
         matches, is_fixed = self.config.context_matches > 0, self.confidence is None
         # Once: buffers have its width, and a target that turns out to verify chains keeps them.
         # Shorter drafts are as wide, since a level's weights are read once.
-        self._search_shape = search_shape(self.config, k)
-        of_search = lengths_of_drafts(vllm_config, self._search_shape, is_fixed, matches)
-        self.lengths = of_search if self.checkpoint is not None else (0,)
+        shape = search_shape(self.config, k)
+        of_search = lengths_of_drafts(vllm_config, shape, is_fixed, matches)
+        self.lengths = of_search if settings.model is not None else (0,)
+        shapes = {n: SearchShape(shape.beam_width if n else 0, n) for n in self.lengths}
+        survival = None if self.confidence is None else self.confidence.parameters
+        kind = Trunk if settings.model is None else RecurrentTrunk
+        self.trunk = kind(settings, shapes, survival, self.inputs)
+        self.recorded = getattr(self.trunk.checkpoint, "acceptance", NOTHING_RECORDED)
+        if self.confidence is not None:
+            self.confidence.estimator.start_from(self.recorded)
         self.matching: ContextMatching | None = None
         if matches:
-            shapes = {length: self._shape_of(length) for length in self.lengths}
-            self.matching = ContextMatching(
-                self.config,
-                req_states,
-                self.trees,
-                self.verification,
-                shapes,
-                self.meter.counts[3:],
-            )
-        self.searches: dict[int, DraftSearch] = {}
+            made = self.trees, self.verification, shapes, self.meter.counts[3:]
+            self.matching = ContextMatching(self.config, req_states, *made)
 
     @property
     def config(self) -> ReDrafterConfig:
         return self.table.config
-
-    @property
-    def enable_adaptive_verification(self) -> bool:
-        """Read by vLLM."""
-        return self.confidence is not None
-
-    @property
-    def draft_token_confidence_probs(self) -> Tensor:
-        """By request slot, passed to the manager after each draft, which knows them."""
-        return self.trees.probs
-
-    def load_model(self, target: nn.Module) -> None:
-        """Read the checkpoint, if there is one; the target's embedding is shared."""
-        if self.checkpoint is None:
-            return
-        self.drafter = self._read_checkpoint(self.checkpoint, self.device)
-        self.embed = shared_embedding(target)
-        self.recorded = self.checkpoint.acceptance
-        if self.confidence is not None:
-            self.confidence.estimator.start_from(self.recorded)
-        self.searches = self.new_searches(target)
-
-    def new_searches(self, target: nn.Module) -> dict[int, DraftSearch]:
-        return {
-            length: DraftSearch(
-                self.drafter,
-                self.embed,
-                lookup_table(target, self.embed),
-                self._shape_of(length),
-                self.max_num_reqs,
-                self.shard,
-                self.confidence.parameters if self.confidence is not None else None,
-                partial(self._candidates_for, length=length),
-            )
-            for length in self.lengths
-            if length
-        }
-
-    def replacement(self, checkpoint: Checkpoint) -> Callable[[], object]:
-        """Read another one; returns what copies it to where CUDA graphs read the drafter."""
-        tensors = self._read_checkpoint(checkpoint, None).state_dict()
-        return partial(self.drafter.load_state_dict, tensors)
-
-    def _read_checkpoint(self, checkpoint: Checkpoint, device: torch.device | None) -> DraftHead:
-        drafter = checkpoint.load(self.dtype, device)
-        ranks = get_tensor_model_parallel_world_size()
-        if ranks > 1:
-            self.shard = VocabularyShard(
-                drafter.config.num_ranked_tokens,
-                get_tensor_model_parallel_rank(),
-                ranks,
-                tensor_model_parallel_all_gather,
-            )
-            self.shard.cut(drafter)
-        return drafter
 
     # CUDA graphs
 
@@ -294,9 +222,9 @@ class TreeSpeculator(BaseSpeculator):
         """Reset the batch's trees to their roots: they are of earlier steps."""
         slots = input_batch.idx_mapping
         if verified:
-            self.verification.note_verified(verified)
-            of_batch = self.verification.temperatures[:verified]
-            torch.index_select(temperature, 0, slots, out=of_batch)
+            # As `load_drafts` does before a draft.
+            self.inputs.num_verified[:verified].copy_(self.verification.staged.num_nodes[:verified])
+            torch.index_select(temperature, 0, slots, out=self.inputs.temperatures[:verified])
             self._learn(slots)
         self.trees.num_nodes.index_fill_(0, slots, 1)
         return self.drafts[: input_batch.num_reqs].zero_()
@@ -315,7 +243,13 @@ class TreeSpeculator(BaseSpeculator):
         """
         roots, slots = self.inputs.roots[:requests], self.inputs.slots[:requests]
         self._learn(slots)
-        found = self._candidates(requests, length)
+        explored, log_odds = self.trunk.explore(requests, length)
+        if length:
+            allowed = candidate_log_probs(explored, self.config.tree)
+            explored = replace(explored, log_probs=allowed)
+        found = ScoredNodes(explored, log_odds)
+        if self.matching is not None:
+            found = self.matching.join(length, found, slots)
         build_tree(
             roots,
             found.nodes.tokens,
@@ -328,34 +262,6 @@ class TreeSpeculator(BaseSpeculator):
             drafts=self.drafts[:requests],
             match_lengths=found.match_lengths,
         )
-
-    def _candidates(self, requests: int, length: int) -> ScoredNodes:
-        hidden, roots = self.inputs.hidden[:requests], self.inputs.roots[:requests]
-        found = self._searched(hidden, roots, length) if length else self._nothing(requests)
-        if self.matching is None:
-            return found
-        return self.matching.join(length, found, self.inputs.slots[:requests])
-
-    def _searched(self, hidden: Tensor, roots: Tensor, length: int) -> ScoredNodes:
-        explored, log_odds = self.searches[length].explore(hidden, roots)
-        allowed = candidate_log_probs(explored, self.config.tree)
-        return ScoredNodes(replace(explored, log_probs=allowed), log_odds)
-
-    def _nothing(self, requests: int) -> ScoredNodes:
-        """Of a draft without a search."""
-        tokens = self.inputs.slots.new_empty(requests, 0, 0)
-        scores = tokens.new_empty(tokens.shape, dtype=torch.float32)
-        log_odds = scores if self.confidence is not None else None
-        return ScoredNodes(ExploredNodes(tokens, tokens, scores), log_odds)
-
-    def _candidates_for(self, requests: int, length: int) -> int:
-        """How many tokens nodes choose from; 0 for all."""
-        all_of_them = self.drafter.config.num_ranked_tokens
-        here = all_of_them if self.shard is None else self.shard.most_rows
-        return affordable(self.config.candidates, requests, length, here)
-
-    def _shape_of(self, length: int) -> SearchShape:
-        return SearchShape(self._search_shape.beam_width if length else 0, length)
 
 
 def _can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:

@@ -21,7 +21,7 @@ from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, TreeBuffers
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
-from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, add_depths, stage_trees
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 
 if TYPE_CHECKING:
     from vllm_redrafter.engine.cuda.budget import TreeBudget
@@ -92,14 +92,6 @@ class Verification:
         of_trees, of_others = self.starts[:, : query_start_loc.shape[0]]
         torch.clamp(query_start_loc, max=tree_rows, out=of_trees)
         torch.clamp(query_start_loc, min=tree_rows, out=of_others)
-
-    def place(self, positions: Tensor, input_batch: InputBatch) -> None:
-        """Give the staged trees' rows M-RoPE `positions` [dimensions, rows] int64, in place."""
-        add_depths(self.staged, input_batch.cu_num_logits, positions)
-
-    def note_verified(self, requests: int) -> None:
-        """Fill `num_verified`, as `load_drafts` does before a draft."""
-        self.num_verified[:requests].copy_(self.staged.num_nodes[:requests])
 
     def copy_num_nodes(self, requests: int) -> None:
         """Begin to copy the step's numbers of nodes to the host."""

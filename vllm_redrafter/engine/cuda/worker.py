@@ -79,13 +79,13 @@ class TreeWorker(WorkerBase):
         super().wake_up(tags)
         if tags is None or "weights" in tags:
             level, self._sleep_level = self._sleep_level, 0
-            if level == 2 and (replace := read_replacement(self.model_runner.speculator)):
+            if level == 2 and (replace := read_replacement(self.model_runner.trunk)):
                 replace()
 
     def redrafter_swap(self, model: str, revision: str | None = None) -> dict[str, str] | None:
         """See `swap`; `model` is a folder on the workers' machines, or a hub id."""
         asleep = "the engine sleeps: wake it up first" if self._sleep_level else None
-        return swap(self.model_runner.speculator, model, revision, asleep)
+        return swap(self.model_runner.trunk, model, revision, asleep)
 
 
 class ReDrafterWorker(TreeWorker, Worker):

@@ -21,12 +21,12 @@ def reload_drafter(worker: Any) -> None:
     """As after sleep level 2."""
     from vllm_redrafter.engine.replacement import read_replacement
 
-    read_replacement(worker.model_runner.speculator)()
+    read_replacement(worker.model_runner.trunk)()
 
 
 def last_weights(worker: Any) -> Any:
     """Those of the drafter for the last token that the rank ranks, a list."""
-    return worker.model_runner.speculator.drafter.vocabulary_layer.weight[-1].tolist()
+    return worker.model_runner.trunk.drafter.vocabulary_layer.weight[-1].tolist()
 
 
 def let_first_rank_read(worker: Any, can_read: bool) -> None:
@@ -36,9 +36,9 @@ def let_first_rank_read(worker: Any, can_read: bool) -> None:
         raise OSError("the first rank cannot")
 
     if worker.rank == 0 and can_read:
-        del worker.model_runner.speculator.replacement
+        del worker.model_runner.trunk.replacement
     elif worker.rank == 0:
-        worker.model_runner.speculator.replacement = fail
+        worker.model_runner.trunk.replacement = fail
 
 
 def keep_draft_starts(worker: Any) -> None:
@@ -57,7 +57,9 @@ def keep_draft_starts(worker: Any) -> None:
 def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
     """How many tokens the rank's draft head has rows for, and the tokens of its trees."""
     speculator = worker.model_runner.speculator
-    return speculator.drafter.vocabulary_layer.weight.shape[0], speculator.trees.tokens.tolist()
+    return speculator.trunk.drafter.vocabulary_layer.weight.shape[
+        0
+    ], speculator.trees.tokens.tolist()
 
 
 def forget_embedding(worker: Any) -> None:
@@ -99,7 +101,7 @@ def stop_sampling_in_chunks(worker: Any) -> list[int]:
 
 def drafter_tensors(worker: Any) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
     """The drafter's tensors by name: where they lie, and copies of them."""
-    tensors = worker.model_runner.speculator.drafter.state_dict()
+    tensors = worker.model_runner.trunk.drafter.state_dict()
     return (
         {name: tensor.data_ptr() for name, tensor in tensors.items()},
         {name: tensor.clone() for name, tensor in tensors.items()},
@@ -111,13 +113,13 @@ def pretend_graphs_with_other_scales(worker: Any) -> None:
     runner, layer = worker.model_runner, attention_layers(worker)[0]
     runner.cudagraph_manager.graphs["captured"] = None
     worker.dtype_of_layer, layer.kv_cache_dtype = layer.kv_cache_dtype, "fp8"
-    read = runner.speculator.replacement
+    read = runner.trunk.replacement
 
     def read_and_scale(checkpoint: Any) -> Any:
         put = read(checkpoint)
         return lambda: (put(), setattr(layer, "_k_scale_float", layer._k_scale_float / 2))
 
-    runner.speculator.replacement = read_and_scale
+    runner.trunk.replacement = read_and_scale
 
 
 def pretend_no_graphs(worker: Any) -> None:
@@ -125,7 +127,7 @@ def pretend_no_graphs(worker: Any) -> None:
     layer.kv_cache_dtype = worker.dtype_of_layer
     layer._k_scale_float *= 2
     worker.model_runner.cudagraph_manager.graphs.clear()
-    del worker.model_runner.speculator.replacement
+    del worker.model_runner.trunk.replacement
 
 
 def attention_layers(worker: Any) -> list[Any]:

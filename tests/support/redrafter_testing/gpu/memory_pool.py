@@ -63,7 +63,7 @@ def use() -> None:
         with pool:
             load_model(worker, *args, **kwargs)
         # Read from files, and left where they are: a GPU has copies of them.
-        pool.add(worker.model_runner.speculator.drafter.state_dict().values())
+        pool.add(worker.model_runner.trunk.drafter.state_dict().values())
 
     def sleep(worker: Any, level: int = 1) -> None:
         if level == 2:  # vLLM saves the target's buffers, and no others

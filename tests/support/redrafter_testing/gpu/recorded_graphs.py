@@ -365,16 +365,17 @@ def draft_on_kernels(worker: Any, answers: bool = True) -> tuple[int, bool, bool
         fields = speculator.trees.fields
         return [speculator.drafts[0].clone(), *(field[entry].clone() for field in fields)]
 
-    searches = speculator.searches
+    trunk = runner.trunk
+    kept = trunk.drafter, trunk.searches
     graph = RecordedGraph()
     try:
         # By the drafter, whatever the engine drafts with otherwise.
-        speculator.searches = speculator.new_searches(runner.model)
+        trunk.load_model(runner.model)
         speculator.draft(1, longest)
         expected = drafted()
         torch_drafting.use_kernels()
-        speculator.searches = speculator.new_searches(runner.model)
-        reads_table = speculator.searches[longest].table is not None
+        trunk.load_model(runner.model)
+        reads_table = trunk.searches[longest].table is not None
         with cuda.graph(graph):
             speculator.draft(1, longest)
         speculator.trees.tokens[entry] = -77
@@ -383,12 +384,12 @@ def draft_on_kernels(worker: Any, answers: bool = True) -> tuple[int, bool, bool
         # Which a GPU has in fewer launches than are recorded here: a norm is one.
         fusing = RecordedGraph()
         with cuda.graph(fusing):
-            speculator.drafter.fused(inputs.hidden[:1])
+            trunk.drafter.fused(inputs.hidden[:1])
         launches = graph.num_nodes - fusing.num_nodes
         return launches, reads_table, same
     finally:
         torch_drafting.use()
-        speculator.searches = searches
+        trunk.drafter, trunk.searches = kept
 
 
 def replay(worker: Any, wanted: bool) -> None:

@@ -148,7 +148,7 @@ def judged_and_accepted(trees: Any, requests: int) -> tuple[Tensor, Tensor]:
 
 
 STAND_INS: dict[str, dict[str, Any]] = {
-    "speculator": {"DraftSearch": TorchSearch},
+    "trunk": {"DraftSearch": TorchSearch},
     "node_confidence": {"observe_nodes": observe_nodes},
     "context_matching": {
         "find_matches": find_matches,

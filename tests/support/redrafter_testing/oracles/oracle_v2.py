@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oracle for Model Runner V2: a speculator that knows the continuation."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from vllm_redrafter.tree.policy import SearchShape
 
 
 class OracleSpeculator(TreeSpeculator):
-    def load_model(self, target: nn.Module) -> None:
-        super().load_model(target)
-        sure = self.config.tree == "chain"
-        self.oracle = Oracle(Path(self.checkpoint.model), self.drafter.config.vocab_size, sure)
-        for search in self.searches.values():
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.trunk.load_model = partial(self._load, self.trunk.load_model)
+
+    def _load(self, load_model: Callable[[nn.Module], None], target: nn.Module) -> None:
+        load_model(target)
+        sure, trunk = self.config.tree == "chain", self.trunk
+        self.oracle = Oracle(Path(trunk.checkpoint.model), trunk.drafter.config.vocab_size, sure)
+        for search in trunk.searches.values():
             search.explored = partial(self._known, search.shape)
 
     def _known(self, shape: SearchShape, hidden: Tensor, roots: Tensor) -> ExploredNodes:
