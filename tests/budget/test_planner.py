@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from redrafter_testing.algorithm.budgets import CONFIG, Machine, machine, run, survival
+from redrafter_testing.algorithm.budgets import CONFIG, Machine, best_trim, machine, run, survival
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES
 from vllm_redrafter.budget.planner import (
     BLOCK,
@@ -18,7 +18,7 @@ from vllm_redrafter.budget.planner import (
     BatchPlanner,
     arms_of,
 )
-from vllm_redrafter.tree.policy import MATCH_CHAIN, MATCH_TREE
+from vllm_redrafter.tree.policy import MATCHES
 
 K = CONFIG.num_speculative_tokens
 
@@ -124,7 +124,6 @@ def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_d
     planner = BatchPlanner(config, steps.table, 32)
     sampled, chosen = np.zeros(requests, dtype=np.bool_), []
     alone = np.broadcast_to(path ** np.arange(1, 9), (requests, 2, 8)) * [[1.0], [0.1]]
-    nodes = np.zeros((requests, K))
     for _ in range(1500):
         shape = planner.plan(sampled, K)
         chosen.append(shape)
@@ -136,20 +135,19 @@ def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_d
             both = np.concatenate(
                 [alone.reshape(requests, -1), explored.reshape(requests, -1)], axis=1
             )
-            ranked = np.sort(both, axis=1)[:, ::-1][:, :K]
-            nodes[:, : ranked.shape[1]] = ranked
-            planner.matched(nodes, alone)
+            nodes = np.sort(both, axis=1)[:, ::-1][:, :K]
+            _, choice = best_trim(nodes, sampled, planner.verify_costs(requests))
+            planner.matched(choice.tokens_per_second, alone)
         kind = PLAIN if shape is None else CHAINS if shape.beam_width == 1 else TREES
         rows = requests if shape is None else 4 * requests
         planner.stepped(kind, requests, rows, steps.step(kind, rows))
-    share = np.mean([shape in (MATCH_CHAIN, MATCH_TREE) for shape in chosen[500:]])
+    share = np.mean([shape == MATCHES for shape in chosen[500:]])
     assert share > 0.9 if used else share < 0.1
 
 
 def test_arms_are_of_a_drafter_and_of_matches_where_there_are_any() -> None:
-    assert {MATCH_CHAIN, MATCH_TREE}.isdisjoint(BatchPlanner(CONFIG, machine(0.1), 8).arms)
+    assert MATCHES not in BatchPlanner(CONFIG, machine(0.1), 8).arms
     config = replace(CONFIG, context_matches=2)
     table = machine(0.02, config=config)
     table = replace(table, draft=tuple(cost for cost in table.draft if not cost.beam_length))
-    assert BatchPlanner(config, table, 8).arms == (None, MATCH_CHAIN, MATCH_TREE)
-    assert BatchPlanner(replace(config, context_matches=1), table, 8).arms == (None, MATCH_CHAIN)
+    assert BatchPlanner(config, table, 8).arms == (None, MATCHES)

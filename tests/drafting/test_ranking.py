@@ -85,7 +85,7 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
     index = TokenTree.from_explored(roots, marked, MAX_NODES, tree, chain).tokens[:, 1:]
 
     allowed = candidate_log_probs(explored, tree)
-    found, (node_log_odds, lengths, survival, _, visited, tokens) = rank(
+    found, (node_log_odds, lengths, survival, visited, tokens, _) = rank(
         draft_nodes(replace(explored, log_probs=allowed)),
         (slopes.numpy(), biases.numpy(), np.zeros((2, LONGEST_MATCH, length), np.float32)),
         sampled=sampled.numpy(),
@@ -118,25 +118,31 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
 
 @pytest.mark.parametrize("least", [0, 5])
 @pytest.mark.parametrize("row", [0.001, 0.03, 0.1, 10.0])
-def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
-    row: float, least: int
+@pytest.mark.parametrize("chain", [0.8, 1.0, 1.5])
+def test_trees_or_chains_have_the_first_nodes_of_each_request_that_are_worth_verifying(
+    chain: float, row: float, least: int
 ) -> None:
     requests, length = 8, 4
     nodes, sampled = draft_nodes(random_search(requests, length, 6)), np.arange(requests) % 3 == 1
-    rows = requests * (MAX_NODES + 1)
-    costs = VerifyCosts(np.array([0.9, 0.6]), 0.2, 1.0 + row * np.arange(rows + 1), 0.9, least)
+    of_trees = 1.0 + row * np.arange(requests * (MAX_NODES + 1) + 1)
+    costs = VerifyCosts(np.array([0.9, 0.6]), 0.2, of_trees, chain * of_trees, least)
     no_matches = np.zeros((2, LONGEST_MATCH, length), np.float32)
     calibration = np.array([0.4, 0.8], np.float32), np.zeros((2, length), np.float32), no_matches
-    whole, (all_log_odds, _, all_survival, all_probable, visited, _) = rank(
-        nodes, calibration, sampled=sampled
-    )
-    found, (log_odds, _, survival, probable, explored, expected) = rank(
+    options = []
+    for are_chains, seconds in ((True, costs.chain_seconds), (False, costs.tree_seconds)):
+        given = {"sampled": sampled, "chains": np.full(requests, are_chains)}
+        whole, rest = rank(nodes, calibration, **given)
+        kept, choice = best_trim(rest[2][:, 1:], sampled, costs._replace(tree_seconds=seconds))
+        options.append((choice.tokens_per_second, whole, rest, kept, choice))
+    # An exploration verifies trees.
+    better = options[1] if least else max(options, key=lambda option: option[0])
+    _, whole, (all_log_odds, _, all_survival, visited, *_), kept, choice = better
+    found, (log_odds, _, survival, explored, expected, rate) = rank(
         nodes, calibration, sampled=sampled, costs=costs
     )
-    ratio = costs.ratios[sampled.astype(np.int64)][:, None]
-    assert probable == pytest.approx(all_probable * ratio)
-    kept, choice = best_trim(all_survival[:, 1:], sampled, costs)
     assert_same(found, first_nodes(whole, torch.from_numpy(kept + 1)))
+    if not least:
+        assert rate == pytest.approx(choice.tokens_per_second)
     is_kept = np.arange(MAX_NODES + 1) <= kept[:, None]
     assert np.array_equal(log_odds, np.where(is_kept, all_log_odds, 0.0))
     assert np.array_equal(survival, np.where(is_kept, all_survival, 0.0))
@@ -164,9 +170,7 @@ def test_a_node_of_both_sources_is_as_probable_as_the_more_confident_one_says(se
     generator = np.random.default_rng(seed)
     probabilities = generator.random((2, LONGEST_MATCH, levels), dtype=np.float32)
     calibration = slopes, biases, probabilities
-    trees, (log_odds, lengths, survival, _, of_search, _) = rank(
-        nodes, calibration, sampled=sampled
-    )
+    trees, (log_odds, lengths, survival, of_search, *_) = rank(nodes, calibration, sampled=sampled)
     for r in range(requests):
         kind = int(sampled[r])
         assert (np.diff(survival[r, : trees.num_nodes[r]]) <= 1e-6).all()
@@ -181,6 +185,6 @@ def test_a_node_of_both_sources_is_as_probable_as_the_more_confident_one_says(se
             assert by_draft or by_match
             assert survival[r, node] == pytest.approx(above * max(by_draft, by_match), rel=1e-4)
     # What the search alone would be expected to bring.
-    _, (*_, alone, _) = rank(draft_nodes(explored), calibration, sampled=sampled)
+    _, (*_, alone, _, _) = rank(draft_nodes(explored), calibration, sampled=sampled)
     assert of_search[:, :length, :width] == pytest.approx(alone)
     assert not of_search[:, length:].any() and not of_search[:, :, width:].any()

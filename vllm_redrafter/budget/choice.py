@@ -34,21 +34,22 @@ class VerifyCosts(NamedTuple):
     Attributes:
         ratios: [2], what survival of greedy and of sampled requests is multiplied by.
         draft_seconds: D.
-        verify_seconds: [rows] float64: V of 0, 1, 2... rows, as many as there may be.
-        nothing_seconds: V where nothing is verified.
+        tree_seconds: [rows] float64: V of 0, 1, 2... rows, as many as there may be.
+        chain_seconds: the same of steps in which no request's nodes branch.
         least: the smallest budget, as far as there are nodes.
     """
 
     ratios: Floats
     draft_seconds: float
-    verify_seconds: Floats
-    nothing_seconds: float
+    tree_seconds: Floats
+    chain_seconds: Floats
     least: int
 
 
 def verify_everything(rows: int) -> VerifyCosts:
     """VerifyCosts by which all nodes are verified, of up to so many rows."""
-    return VerifyCosts(np.ones(2), 0.0, np.ones(rows + 1), 1.0, rows)
+    alike = np.ones(rows + 1)
+    return VerifyCosts(np.ones(2), 0.0, alike, alike, rows)
 
 
 def best_budget(

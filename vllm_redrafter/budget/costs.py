@@ -19,6 +19,8 @@ KINDS = DRAFT, PLAIN, CHAINS, TREES = range(4)
 """Drafts, and the kinds of steps that costs distinguish: trees take tree attention."""
 MEMORY = 16
 """Samples that a factor is the median of."""
+OUTDATED = 512
+"""Steps of chains after which what trees took is forgotten: it depends on their contexts."""
 
 
 class DraftCost(NamedTuple):
@@ -119,10 +121,19 @@ class StepTimes:
         # Above 0: seconds more than the table's; below: as a share of them, and above -1.
         self._samples: dict[tuple[int, int], deque[float]] = {}
         self._paces = deque([self.pace], MEMORY)
+        # By number of requests: steps of chains since one of trees.
+        self._without_trees: dict[int, int] = {}
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float, explores: bool) -> None:
         """A step of this kind took `seconds`, its draft's left out; of the best arm, or another."""
-        samples = self._samples.get((kind, bucket(requests)), ())
+        at = bucket(requests)
+        if kind == CHAINS:
+            self._without_trees[at] = self._without_trees.get(at, 0) + 1
+            if self._without_trees[at] % OUTDATED == 0:
+                self._samples.pop((TREES, at), None)
+        elif kind == TREES:
+            self._without_trees[at] = 0
+        samples = self._samples.get((kind, at), ())
         if len(samples) == MEMORY and not explores:
             self._paces.append(seconds / float(self.step_seconds(kind, requests)[rows]))
             self.pace = median(self._paces)

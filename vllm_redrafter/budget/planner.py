@@ -18,7 +18,7 @@ from vllm_redrafter.budget.choice import Flags, Floats, VerifyCosts, best_budget
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.tree.policy import MATCH_CHAIN, MATCH_TREE, SearchShape, search_shape
+from vllm_redrafter.tree.policy import MATCHES, SearchShape, search_shape
 
 MARGIN = 1.03
 """An arm is left for one that yields so many times as much."""
@@ -161,12 +161,12 @@ class BatchPlanner:
         has_drafter = any(cost.beam_length for cost in costs.draft)
         self.arms = (None, *arms_of(config, has_drafter))
         longest = max((arm.beam_length for arm in self.arms if arm is not None), default=0)
-        explored = {None, MATCH_CHAIN, SearchShape(1, longest), self.arms[-1]}
+        explored = {None, MATCHES, SearchShape(1, longest), self.arms[-1]}
         numbers = [arm for arm, shape in enumerate(self.arms) if shape in explored]
         self._choice = ArmChoice(numbers, [self.profile])
-        # By how much matches raise the yield of plain steps, and how much more searches yield than
-        # requests that are all alike would, matches included: by kind of step.
-        self._alone = {CHAINS: _Gain(), TREES: _Gain()}
+        # By how much matches raise the yield of plain steps; and how much more searches yield than
+        # requests that are all alike would, matches included, by kind of step.
+        self._alone = _Gain()
         self._beside = {CHAINS: _Gain(), TREES: _Gain()}
         self._matched_drafts = 0
         # Of the last plan: the requests that sample, and the most nodes of each.
@@ -199,16 +199,13 @@ class BatchPlanner:
     def verify_costs(self, requests: int) -> VerifyCosts:
         """By what to choose which nodes are verified of what is drafted for so many requests."""
         assert self.shape is not None
-        kind = _kind_of(self.shape)
         rows = requests * (self.config.num_speculative_tokens + 1)
-        verify = self.times.step_seconds(kind, requests)[: rows + 1]
-        # To verify nothing takes no branches.
-        chains = verify if kind == CHAINS else self.times.step_seconds(CHAINS, requests)
+        trees, chains = (self.times.step_seconds(k, requests)[: rows + 1] for k in (TREES, CHAINS))
         return VerifyCosts(
             self.profile.acceptance_ratio,
             self.times.draft_seconds(self.shape, requests),
-            verify,
-            float(chains[requests]),
+            trees,
+            chains,
             # An exploration that verified nothing would find out nothing.
             requests if self._explores else 0,
         )
@@ -226,33 +223,33 @@ class BatchPlanner:
             self.times.drafted(self.shape, survival.shape[0], seconds)
         self.profile.drafted(survival, sampled)
 
-    def matched(self, probable: Floats, alone: Floats) -> None:
+    def matched(self, tokens_per_second: float, alone: Floats) -> None:
         """Learn what paths found in the text are worth.
 
         Args:
-            probable: [N, K], how probable nodes are to be accepted, by the search and by paths.
-            alone: [N, M, D], by paths without the search.
+            tokens_per_second: expected of what is verified, of the search's nodes and of paths'.
+            alone: [N, M, D], how probable the nodes of paths are to be accepted.
         """
         self._matched_drafts += 1
         if self._matched_drafts % GAIN_INTERVAL:
             return
         assert self.shape is not None
-        requests = len(probable)
+        requests = len(alone)
+        draft = self.times.draft_seconds(MATCHES, requests)
 
-        def rate(survival: Floats, shape: SearchShape) -> float:
+        def rate(survival: Floats, kind: int) -> float:
             ranked = np.sort(survival.reshape(requests, -1), axis=1)[:, ::-1]
             nodes = ranked[:, : self.config.num_speculative_tokens]
-            draft = self.times.draft_seconds(shape, requests)
-            verify = self.times.step_seconds(_kind_of(shape), requests)
+            verify = self.times.step_seconds(kind, requests)
             return best_budget(nodes, requests, draft, verify).tokens_per_second
 
-        plain = requests / self._plain_seconds(requests)
         best = alone.sum(axis=2).argmax(axis=1)
-        paths = {MATCH_CHAIN: alone[np.arange(requests), best], MATCH_TREE: alone}
-        for shape in paths.keys() & set(self.arms):
-            self._alone[_kind_of(shape)].learn(rate(paths[shape], shape) / plain)
+        rates = [rate(alone[np.arange(requests), best], CHAINS)]
+        if self.config.tree != "chain":
+            rates.append(rate(alone, TREES))
+        self._alone.learn(max(rates) * self._plain_seconds(requests) / requests)
         if self.shape.beam_length:
-            gain = rate(probable, self.shape) / self._searched_rate(self.shape)
+            gain = tokens_per_second / self._searched_rate(self.shape)
             self._beside[_kind_of(self.shape)].learn(gain)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
@@ -267,13 +264,12 @@ class BatchPlanner:
         largest = search_shape(self.config, max_nodes)
         for arm in self.arms[1:]:
             assert arm is not None
-            kind = _kind_of(arm)
             if not arm.beam_length:
-                rates.append(rates[0] * self._alone[kind].mean)
+                rates.append(rates[0] * self._alone.mean)
             elif arm.beam_width > largest.beam_width or arm.beam_length > largest.beam_length:
                 rates.append(0.0)
             else:
-                rates.append(self._searched_rate(arm) * self._beside[kind].mean)
+                rates.append(self._searched_rate(arm) * self._beside[_kind_of(arm)].mean)
         return np.array(rates)
 
     def _searched_rate(self, arm: SearchShape) -> float:
@@ -298,9 +294,8 @@ def _kind_of(shape: SearchShape) -> int:
 
 def arms_of(config: ReDrafterConfig, has_drafter: bool) -> tuple[SearchShape, ...]:
     """What to choose among, plain decoding aside: matches alone, and searches."""
-    # A single path is a chain. Of searches: a chain, half the width, all of it, by length.
-    paths = 1 if config.tree == "chain" else config.context_matches
-    matching = (MATCH_CHAIN, MATCH_TREE)[: min(paths, config.context_matches)]
+    # Of searches: a chain, half the width, all of it, by length.
+    matching = (MATCHES,) if config.context_matches else ()
     if not has_drafter:
         return matching
     width, length = search_shape(config, config.num_speculative_tokens)

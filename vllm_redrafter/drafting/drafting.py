@@ -92,7 +92,8 @@ class Drafting:
             self.stats.expected_tokens += draft.expected
             if matches is not None:
                 given_parent = self.proposer.match_acceptance.probabilities
-                planner.matched(draft.probable, _path_survival(given_parent, matches, sampled))
+                alone = _path_survival(given_parent, matches, sampled)
+                planner.matched(draft.tokens_per_second, alone)
         return draft.tree
 
     def record_draft_time(self, seconds: float) -> None:

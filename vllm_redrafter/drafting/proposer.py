@@ -18,7 +18,7 @@ from vllm_redrafter.drafting.ranking import best_trees
 from vllm_redrafter.drafting.recorder import DraftRecorder
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import ContextMatches
-from vllm_redrafter.tree.policy import MATCH_TREE, SearchShape, candidate_log_probs, search_shape
+from vllm_redrafter.tree.policy import MATCHES, SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 Floats = npt.NDArray[np.float32]
@@ -37,18 +37,18 @@ class Draft(NamedTuple):
         match_lengths: [R, K+1] int64, of the match that a node continues; 0 for none.
         survival: [R, K+1] float32, the probability that each node is accepted; 1 for the root, 0
             in unused slots.
-        probable: [R, K] float64, the same of nodes that are not verified, too.
         explored: [R, L, W] float32, the same of all that the search visited.
         expected: the tokens of those requests that verify something.
+        tokens_per_second: of the step, by the costs given.
     """
 
     tree: TokenTree
     log_odds: Floats
     match_lengths: npt.NDArray[np.int64]
     survival: Floats
-    probable: npt.NDArray[np.float64]
     explored: Floats
     expected: float
+    tokens_per_second: float
 
 
 class Proposer(ABC, Generic[States]):
@@ -79,7 +79,7 @@ class Proposer(ABC, Generic[States]):
 
     def shape(self, max_nodes: int) -> SearchShape:
         """The search for a step that verifies at most so many nodes per request."""
-        return search_shape(self.config, max_nodes) if self.searches else MATCH_TREE
+        return search_shape(self.config, max_nodes) if self.searches else MATCHES
 
     def propose(
         self,
@@ -112,7 +112,7 @@ class Proposer(ABC, Generic[States]):
             verify_costs = verify_everything(len(root_tokens) * (all_nodes + 1))
         all_are = shape.beam_width == 1 or self.config.tree == "chain"
         chains = np.full_like(sampled, all_are) if all_are or chain is None else chain.numpy()
-        *tree, log_odds, match_lengths, survival, probable, explored, expected = best_trees(
+        *tree, log_odds, match_lengths, survival, explored, expected, rate = best_trees(
             root_tokens.numpy(),
             nodes,
             sampled,
@@ -124,7 +124,7 @@ class Proposer(ABC, Generic[States]):
         )
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
         trees = TokenTree(*map(torch.from_numpy, tree))
-        return Draft(trees, log_odds, match_lengths, survival, probable, of_search, expected)
+        return Draft(trees, log_odds, match_lengths, survival, of_search, expected, rate)
 
     def _draft_nodes(
         self,

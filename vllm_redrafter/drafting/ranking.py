@@ -28,7 +28,7 @@ def best_trees(
     max_nodes: int,
     costs: VerifyCosts,
     chains: Array,
-) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, float]:
+) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, float, float]:
     """Select each request's most probable nodes, as many as the batch's best budget has.
 
     Args:
@@ -39,14 +39,15 @@ def best_trees(
             greedy and of sampled requests; and `MatchAcceptance.probabilities`.
         request_nodes: [R] int64, the most nodes of each request, roots not counted; at most K.
         max_nodes: K.
-        costs: by which to choose how many nodes are verified.
+        costs: by which to choose how many nodes are verified, and whether they branch anywhere.
         chains: [R] bool, requests of which a single path is verified.
 
     Returns:
         tokens, parents, depths: [R, K+1] int32, of the trees (see `TokenTree`).
         num_nodes: [R] int32, roots counted.
-        log_odds, match_lengths, survival, probable, expected: see `Draft`.
+        log_odds, match_lengths, survival, expected: see `Draft`.
         explored: [R, L, W] float32, the survival probabilities of the search's nodes alone.
+        tokens_per_second: see `Draft`.
     """
     tokens, back_pointers, log_probs, match_lengths = nodes
     no_match = np.zeros_like(match_lengths)
@@ -54,30 +55,25 @@ def best_trees(
     log_survival = of_search
     if match_lengths.any():
         _, log_survival = _scored(back_pointers, log_probs, match_lengths, sampled, *calibration)
-    if chains.any():
-        log_survival = _on_best_path(back_pointers, log_survival, chains)
-    trees = _selected_nodes(roots, tokens, back_pointers, log_survival, request_nodes, max_nodes)
-    tree_tokens, parents, depths, num_nodes, order = trees
-    node_log_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
-    node_match_lengths = np.zeros(tree_tokens.shape, dtype=np.int64)
-    survival = np.zeros(tree_tokens.shape, dtype=np.float32)
-    probable = np.zeros(order.shape)
+    limits = sampled, request_nodes, max_nodes
+    paths = _on_best_path(back_pointers, log_survival, np.ones_like(chains))
+    best = _selected(roots, nodes, paths, limits, costs, costs.chain_seconds)
+    if not chains.all():
+        if chains.any():
+            log_survival = _on_best_path(back_pointers, log_survival, chains)
+        trees = _selected(roots, nodes, log_survival, limits, costs, costs.tree_seconds)
+        # Explorations tell what trees cost now.
+        if trees[-1] >= best[-1] or costs.least:
+            best = trees
+    (tree_tokens, parents, depths, num_nodes, order), node_survival, expected, rate = best
+    node_log_odds: Array = np.zeros(tree_tokens.shape, dtype=np.float32)
+    node_match_lengths: Array = np.zeros(tree_tokens.shape, dtype=np.int64)
     width = tokens.shape[2]
     for r in range(len(roots)):
-        ratio = costs.ratios[1 if sampled[r] else 0]
-        survival[r, 0] = 1.0
         for node in range(1, num_nodes[r]):
             level, beam = order[r, node - 1] // width, order[r, node - 1] % width
             node_log_odds[r, node] = log_odds[r, level, beam]
             node_match_lengths[r, node] = match_lengths[r, level, beam]
-            survival[r, node] = math.exp(log_survival[r, level, beam])
-            probable[r, node - 1] = survival[r, node] * ratio
-    kept, expected = _worth_verifying(probable, costs)
-    for r in range(len(roots)):
-        for node in range(kept[r] + 1, num_nodes[r]):
-            tree_tokens[r, node], parents[r, node], depths[r, node] = -1, 0, 0
-            node_log_odds[r, node], node_match_lengths[r, node], survival[r, node] = 0.0, 0, 0.0
-        num_nodes[r] = kept[r] + 1
     return (
         tree_tokens,
         parents,
@@ -85,11 +81,45 @@ def best_trees(
         num_nodes,
         node_log_odds,
         node_match_lengths,
-        survival,
-        probable,
+        node_survival,
         np.exp(of_search),
         expected,
+        rate,
     )
+
+
+@compiled
+def _selected(
+    roots: Array,
+    nodes: DraftNodes,
+    log_survival: Array,
+    limits: tuple[Array, Array, int],
+    costs: VerifyCosts,
+    verify_seconds: Array,
+) -> tuple[tuple[Array, Array, Array, Array, Array], Array, float, float]:
+    """The most probable nodes of each request that are worth verifying at this cost.
+
+    Returns what `_selected_nodes` does of them, their survival [R, K+1], and what
+    `_worth_verifying` expects of the step.
+    """
+    sampled, request_nodes, max_nodes = limits
+    tree = _selected_nodes(roots, nodes[0], nodes[1], log_survival, request_nodes, max_nodes)
+    tokens, parents, depths, num_nodes, order = tree
+    survival = np.zeros(tokens.shape, dtype=np.float32)
+    probable = np.zeros(order.shape)
+    survival[:, 0] = 1.0
+    for r in range(len(roots)):
+        of_request = log_survival[r].copy().reshape(-1)
+        for node in range(1, num_nodes[r]):
+            survival[r, node] = math.exp(of_request[order[r, node - 1]])
+            probable[r, node - 1] = survival[r, node] * costs.ratios[1 if sampled[r] else 0]
+    kept, expected, rate = _worth_verifying(probable, costs, verify_seconds)
+    for r in range(len(roots)):
+        for node in range(kept[r] + 1, num_nodes[r]):
+            tokens[r, node], parents[r, node], depths[r, node] = -1, 0, 0
+            survival[r, node] = 0.0
+        num_nodes[r] = kept[r] + 1
+    return tree, survival, expected, rate
 
 
 @compiled
@@ -120,8 +150,11 @@ def _on_best_path(back_pointers: Array, log_survival: Array, chains: Array) -> A
 
 
 @compiled
-def _worth_verifying(probable: Array, costs: VerifyCosts) -> tuple[Array, float]:
-    """How many of each request's nodes to verify [R] int64, and the tokens expected of them.
+def _worth_verifying(
+    probable: Array, costs: VerifyCosts, verify_seconds: Array
+) -> tuple[Array, float, float]:
+    """How many of each request's nodes to verify [R] int64, the tokens expected of those requests,
+    and the tokens per second of the best budget.
 
     By the rule of `budget.choice`; `probable`, [R, K], descends along each request.
     """
@@ -129,7 +162,9 @@ def _worth_verifying(probable: Array, costs: VerifyCosts) -> tuple[Array, float]
     # Stable: of equal nodes of one request, the first comes first.
     best_first = np.argsort(-probable.ravel(), kind="mergesort")
     tokens = float(requests)
-    budget, best_tokens, best_seconds = 0, tokens, costs.draft_seconds + costs.nothing_seconds
+    # To verify nothing takes no branches.
+    best_seconds = costs.draft_seconds + costs.chain_seconds[requests]
+    budget, best_tokens = 0, tokens
     nodes = 0
     for node in best_first:
         worth = probable[node // width, node % width]
@@ -137,7 +172,7 @@ def _worth_verifying(probable: Array, costs: VerifyCosts) -> tuple[Array, float]
             break
         nodes += 1
         tokens += worth
-        seconds = costs.draft_seconds + costs.verify_seconds[requests + nodes]
+        seconds = costs.draft_seconds + verify_seconds[requests + nodes]
         if tokens * best_seconds > best_tokens * seconds:
             budget, best_tokens, best_seconds = nodes, tokens, seconds
     kept = np.zeros(requests, dtype=np.int64)
@@ -145,7 +180,8 @@ def _worth_verifying(probable: Array, costs: VerifyCosts) -> tuple[Array, float]
     for node in best_first[: max(budget, min(costs.least, nodes))]:
         kept[node // width] += 1
         expected += probable[node // width, node % width]
-    return kept, expected + float(np.count_nonzero(kept))
+    rate = float(best_tokens / best_seconds)
+    return kept, expected + float(np.count_nonzero(kept)), rate
 
 
 @compiled

@@ -164,7 +164,9 @@ class Decoder:
             shape,
             self._text.matches(),
         )
-        self._kind = CHAINS if shape.beam_width == 1 or self._chain is not None else TREES
+        parents = self._tree.parents[0, 1 : int(self._tree.num_nodes[0])]
+        line = torch.arange(len(parents), dtype=parents.dtype)
+        self._kind = CHAINS if parents.equal(line) else TREES
 
     def _draft_share(self, kind: int, rows: int, shape: SearchShape | None) -> float:
         """Of a step's time, by the planner: a step is one evaluation, whose parts have no clock."""

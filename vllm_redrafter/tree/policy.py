@@ -18,8 +18,8 @@ class SearchShape(NamedTuple):
     beam_length: int
 
 
-MATCH_CHAIN, MATCH_TREE = SearchShape(1, 0), SearchShape(2, 0)
-"""No search: the best match's path, or all of them."""
+MATCHES = SearchShape(2, 0)
+"""No search."""
 
 
 def search_shape(config: ReDrafterConfig, max_nodes: int) -> SearchShape:

@@ -35,7 +35,7 @@ from vllm_redrafter.tree.token_tree import TokenTree
 
 T = TypeVar("T")
 
-AT_ONCE = 2**18
+AT_ONCE = 2**22
 """Up to so many logits, one argmax of all is faster than a call of the sampler per depth."""
 
 NONE = torch.empty(0, dtype=torch.int64)

@@ -44,8 +44,8 @@ def best_trim(
     requests = survival.shape[0]
     ratios = verify_costs.ratios[sampled.astype(np.int64)]
     probable = survival.astype(np.float64) * ratios[:, None]
-    verify = verify_costs.verify_seconds[: requests + survival.size + 1].copy()
-    verify[requests] = verify_costs.nothing_seconds
+    verify = verify_costs.tree_seconds[: requests + survival.size + 1].copy()
+    verify[requests] = verify_costs.chain_seconds[requests]
     choice = best_budget(probable, requests, verify_costs.draft_seconds, verify)
     least = min(verify_costs.least, int(np.count_nonzero(probable > 0)))
     if choice.budget < least:
@@ -109,7 +109,10 @@ def run(
             planner.drafted(explored, sampled, draft)
             most = planner.config.num_speculative_tokens
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :most]
-            kept, choice = best_trim(ranked, sampled, planner.verify_costs(requests))
+            costs = planner.verify_costs(requests)
+            if shape.beam_width == 1:
+                costs = costs._replace(tree_seconds=costs.chain_seconds)
+            kept, choice = best_trim(ranked, sampled, costs)
             nodes, tokens = int(kept.sum()), choice.tokens
         kind = PLAIN if not nodes else CHAINS if shape.beam_width == 1 else TREES
         seconds = machine.step(kind, requests + nodes) * colder

@@ -10,7 +10,7 @@ from numba.core.dispatcher import Dispatcher
 
 from vllm_redrafter.budget.choice import Flags, VerifyCosts, verify_everything
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.tree.policy import MATCH_TREE, SearchShape, search_shape
+from vllm_redrafter.tree.policy import MATCHES, SearchShape, search_shape
 
 
 class AlwaysDrafts(BatchPlanner):
@@ -31,7 +31,7 @@ class MatchesAlone(AlwaysDrafts):
     """Drafts nothing, and verifies the prompt-lookup (n-gram) matches of the text."""
 
     def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
-        self.shape = MATCH_TREE
+        self.shape = MATCHES
         return self.shape
 
 
@@ -55,11 +55,11 @@ class RandomPlanner(AlwaysDrafts):
         return self.shape is None and self.random.random() < 0.5
 
     def verify_costs(self, requests: int) -> VerifyCosts:
-        """Of the nodes, the best ones of the whole batch: any number of them."""
+        """Of the nodes, or of chains of them, the best ones of the whole batch: any number."""
         rows = requests * (self.config.num_speculative_tokens + 1)
         nodes = self.random.randint(0, rows - requests)
         verify = np.where(np.arange(rows + 1) <= requests + nodes, 1.0, 1e6)
-        return VerifyCosts(np.ones(2), 0.0, verify, 1.0, 0)
+        return VerifyCosts(np.ones(2), 0.0, verify, verify * self.random.choice((0.1, 10.0)), 0)
 
 
 class NeverDrafts(BatchPlanner):
