@@ -78,7 +78,7 @@ class ScoredTrees(TreeBuffers):
         log_probs: [R, K+1] float32, the nodes' scores: 0 for the root, -inf in unused slots.
         log_odds: [R, K+1] float32, the drafter's log-odds of a node given its parent; 0 for the
             root and in unused slots.
-        match_lengths: [R, K+1] int32, of the path found in the text that a node is on; 0 for none,
+        match_classes: [R, K+1] int32, of the path found in the text that a node is on; 0 for none,
             and in unused slots.
         probs: [R, K+1] float32, exp(score) of each node over that of the one before, so that a
             running product gives each node's own; 0 in unused slots and beyond the limit. Its
@@ -90,7 +90,7 @@ class ScoredTrees(TreeBuffers):
         super().__init__(max_requests, max_nodes, device)
         self.log_probs = torch.zeros(self.tokens.shape, dtype=torch.float32, device=device)
         self.log_odds = torch.zeros_like(self.log_probs)
-        self.match_lengths = torch.zeros_like(self.tokens)
+        self.match_classes = torch.zeros_like(self.tokens)
         self.shown = torch.zeros(2, *self.tokens.shape, dtype=torch.int32, device=device)
         self.depths, self.probs = self.shown[0], self.shown[1].view(torch.float32)
 
@@ -99,7 +99,7 @@ class ScoredTrees(TreeBuffers):
         self.log_probs.fill_(-torch.inf)
         self.log_probs[:, 0] = 0
         self.log_odds.zero_()
-        self.match_lengths.zero_()
+        self.match_classes.zero_()
 
 
 class NodeLimits(NamedTuple):
@@ -125,7 +125,7 @@ def build_tree(
     node_limits: NodeLimits,
     drafts: Tensor,
     log_odds: Tensor | None = None,
-    match_lengths: Tensor | None = None,
+    match_classes: Tensor | None = None,
 ) -> None:
     """The K best candidates of each request as a tree, K by the size of `out`.
 
@@ -143,7 +143,7 @@ def build_tree(
             as well.
         log_odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; None where
             nobody asks for those of nodes, which are then left alone.
-        match_lengths: [R, L, W] int32, contiguous, of the path that each candidate is on, 0 for
+        match_classes: [R, L, W] int32, contiguous, of the path that each candidate is on, 0 for
             none; None likewise.
     """
     require(tokens.dim() == 3, f"tokens: expected [R, L, W], got {list(tokens.shape)}")
@@ -153,9 +153,9 @@ def build_tree(
         num <= MAX_CANDIDATES,
         f"tokens: {num} candidates per request, at most {MAX_CANDIDATES} are supported",
     )
-    has_odds, has_matches = log_odds is not None, match_lengths is not None
+    has_odds, has_matches = log_odds is not None, match_classes is not None
     log_odds = log_odds if log_odds is not None else log_probs
-    matches = match_lengths if match_lengths is not None else tokens
+    matches = match_classes if match_classes is not None else tokens
     require_layout(
         tokens.device,
         root_tokens=(root_tokens, torch.int64, (requests,)),
@@ -165,7 +165,7 @@ def build_tree(
         out=(out.tokens, torch.int32, (1, slots)),
         entries=(entries, torch.int64, (requests,)),
         log_odds=(log_odds, torch.float32, shape),
-        match_lengths=(matches, torch.int32 if has_matches else torch.int64, shape),
+        match_classes=(matches, torch.int32 if has_matches else torch.int64, shape),
         chains=(node_limits.chains, torch.int32, (most,)),
         limits=(node_limits.limits, torch.int32, (most,)),
         drafts=(drafts, torch.int64, (requests, slots - 1)),
@@ -176,7 +176,7 @@ def build_tree(
         *(root_tokens, tokens, back_pointers, log_probs, log_odds, matches, entries),
         *node_limits,
         *(out.tokens, out.parents, out.depths, out.num_nodes),
-        *(out.log_probs, out.log_odds, out.match_lengths),
+        *(out.log_probs, out.log_odds, out.match_classes),
         WIDTH=width,
         NUM=num,
         BLOCK=block,

@@ -74,7 +74,7 @@ def _select_nodes(
     back_pointers,  # [R, L, WIDTH] int64
     log_probs,  # [R, L, WIDTH] fp32
     log_odds,  # [R, L, WIDTH] fp32; read where HAS_LOG_ODDS
-    match_lengths,  # [R, L, WIDTH] int32; read where HAS_MATCHES
+    match_classes,  # [R, L, WIDTH] int32; read where HAS_MATCHES
     entries,  # [R] int64
     chains,  # [entries] int32
     limits,  # [entries] int32
@@ -84,7 +84,7 @@ def _select_nodes(
     out_num_nodes,  # [entries] int32, written
     out_log_probs,  # [entries, SLOTS] fp32, written
     out_log_odds,  # [entries, SLOTS] fp32, written where HAS_LOG_ODDS
-    out_match_lengths,  # [entries, SLOTS] int32, written where HAS_MATCHES
+    out_match_classes,  # [entries, SLOTS] int32, written where HAS_MATCHES
     WIDTH: tl.constexpr,
     NUM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -127,8 +127,8 @@ def _select_nodes(
         own_log_odds = tl.load(log_odds + request * NUM + index, mask=is_node, other=0.0)
         tl.store(out_log_odds + at, own_log_odds, mask=is_node)
     if HAS_MATCHES:
-        match = tl.load(match_lengths + request * NUM + index, mask=is_node, other=0)
-        tl.store(out_match_lengths + at, match, mask=is_node)
+        match = tl.load(match_classes + request * NUM + index, mask=is_node, other=0)
+        tl.store(out_match_classes + at, match, mask=is_node)
 
     num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
     slot = tl.arange(0, BLOCK_SLOTS)
@@ -143,7 +143,7 @@ def _select_nodes(
     if HAS_LOG_ODDS:
         tl.store(out_log_odds + at, tl.zeros([BLOCK_SLOTS], tl.float32), mask=blank)
     if HAS_MATCHES:
-        tl.store(out_match_lengths + at, tl.zeros([BLOCK_SLOTS], tl.int32), mask=blank)
+        tl.store(out_match_classes + at, tl.zeros([BLOCK_SLOTS], tl.int32), mask=blank)
 
 
 @triton.jit

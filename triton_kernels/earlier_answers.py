@@ -24,7 +24,7 @@ from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES
 from vllm_redrafter.tree.context_matches import LONGEST_EARLIER, MATCH_CLASSES, SHORTEST_EARLIER
 from vllm_redrafter.tree.earlier_answers import EARLIER_PLACES
 from vllm_redrafter.triton_kernels.checks import require, require_layout
-from vllm_redrafter.triton_kernels.find_matches import MatchBuffers
+from vllm_redrafter.triton_kernels.find_matches import LENGTH_CLASSES, MatchBuffers, classes_of
 
 SHORTEST, LONGEST = tl.constexpr(SHORTEST_EARLIER), tl.constexpr(LONGEST_EARLIER)
 PLACES, CLASSES = tl.constexpr(EARLIER_PLACES), tl.constexpr(MATCH_CLASSES)
@@ -106,7 +106,7 @@ def _find_earlier(
     links,  # [3, CAPACITY] int64
     state,  # [3 + NEWEST] int64
     paths,  # [R, PATHS, LENGTH] int64, replaced
-    match_lengths,  # [R, PATHS] int32, replaced
+    path_classes,  # [R, PATHS, LENGTH] int32, replaced
     SLOTS,
     TOKENS,
     NEWEST,
@@ -155,37 +155,50 @@ def _find_earlier(
     # A path per row: the request's own, then earlier answers'.
     row, depth = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK_LENGTH)[None, :]
     to = (request * PATHS + row[:, None]) * LENGTH + depth
-    path = tl.load(paths + to, mask=(row < PATHS)[:, None] & (depth < LENGTH), other=-1)
-    match = tl.load(match_lengths + request * PATHS + row, mask=row < PATHS, other=0)
-    at = tl.full([2 * BLOCK], -1, tl.int64)
+    is_own = (row < PATHS)[:, None] & (depth < LENGTH)
+    path = tl.load(paths + to, mask=is_own, other=-1)
+    of_token = tl.load(path_classes + to, mask=is_own, other=0)
+    # What the first of earlier answers is compared with.
+    best = tl.max(rank, axis=0)
+    second = tl.max(tl.where(rank == best, -1, rank), axis=0)
+    is_alike = (second >= 0) & (second // PLACES == best // PLACES)
+    compared_at = tl.max(tl.where(rank == second, places, -1), axis=0) + 1 + depth
+    is_compared = (depth < tl.where(is_alike, LENGTH, 0)) & (compared_at < end)
+    compared = tl.load(ring + (compared_at & (CAPACITY - 1)), mask=is_compared, other=-1)
+    at, length = tl.full([2 * BLOCK], -1, tl.int64), tl.zeros([2 * BLOCK], tl.int32)
     for chosen in range(PATHS):
         best = tl.max(rank, axis=0)
         is_row = (row == BLOCK + chosen) & (best >= 0)
         at = tl.where(is_row, tl.max(tl.where(rank == best, places, -1), axis=0) + 1, at)
         # Classes of earlier answers' matches are the last.
-        match = tl.where(is_row, best // PLACES + (CLASSES - LONGEST), match)
+        length = tl.where(is_row, best // PLACES + (LENGTH_CLASSES - LONGEST), length)
         next_token = tl.max(tl.where(rank == best, follower, 0), axis=0)
         rank = tl.where(follower == next_token, -1, rank)
     is_earlier = (at >= 0)[:, None]
     is_on = is_earlier & (depth < LENGTH) & (at[:, None] + depth < end)
     token = tl.load(ring + ((at[:, None] + depth) & (CAPACITY - 1)), mask=is_on, other=-1)
+    agreeing = tl.min(tl.where(token == compared, LENGTH, depth), axis=1)
+    agreeing = tl.where(row > BLOCK, 0, tl.where(is_alike, agreeing, -1))
     is_end = (token < 0) | (token >= vocab_size)
-    stop = tl.min(tl.where(is_end, depth, BLOCK_LENGTH), axis=1)
-    path = tl.where(is_earlier, tl.where(depth < stop[:, None], token, -1).to(tl.int64), path)
+    is_token = depth < tl.min(tl.where(is_end, depth, BLOCK_LENGTH), axis=1)[:, None]
+    path = tl.where(is_earlier, tl.where(is_token, token, -1).to(tl.int64), path)
+    of_earlier = classes_of(length[:, None], depth, agreeing[:, None])
+    of_token = tl.where(is_earlier, tl.where(is_token, of_earlier, 0), of_token)
 
     kind = (tl.load(temperatures + request) > 0.0).to(tl.int32)
+    match = tl.sum(tl.where(depth == 0, of_token, 0), axis=1)
     to_probability = (kind * CLASSES + match - 1) * LENGTH
     worth = tl.load(probabilities + to_probability, mask=match > 0, other=-1.0)
     first = tl.sum(tl.where(depth == 0, path, 0), axis=1)
     for kept in range(PATHS):
         most = tl.max(worth, axis=0)
         is_kept = row == tl.min(tl.where(worth == most, row, 2 * BLOCK), axis=0)
+        to = (request * PATHS + kept) * LENGTH + depth
         # All of them were read above: what is kept is a sum over them.
         kept_path = tl.sum(tl.where(is_kept[:, None], path, 0), axis=0)[None, :]
-        kept_path = tl.where(most >= 0.0, kept_path, -1)
-        tl.store(paths + (request * PATHS + kept) * LENGTH + depth, kept_path, depth < LENGTH)
-        kept_match = tl.where(most >= 0.0, tl.sum(tl.where(is_kept, match, 0), axis=0), 0)
-        tl.store(match_lengths + request * PATHS + kept, kept_match)
+        tl.store(paths + to, tl.where(most >= 0.0, kept_path, -1), mask=depth < LENGTH)
+        kept_classes = tl.sum(tl.where(is_kept[:, None], of_token, 0), axis=0)[None, :]
+        tl.store(path_classes + to, tl.where(most >= 0.0, kept_classes, 0), mask=depth < LENGTH)
         worth = tl.where(first == tl.sum(tl.where(is_kept, first, 0), axis=0), -1.0, worth)
 
 
@@ -260,7 +273,7 @@ def find_earlier(
     Args:
         entries, vocab_size: as `find_matches` had them.
         temperatures, probabilities: as `join_matches` has them.
-        out: what `find_matches` found; replaced, lengths by classes of matches.
+        out: what `find_matches` found; replaced.
     """
     requests, float32 = entries.shape[0], torch.float32
     most, num_paths, path_length = out.tokens.shape
@@ -273,7 +286,7 @@ def find_earlier(
     )
     require(1 <= requests <= most, f"entries: {requests} requests, out has room for {most}")
     _find_earlier[(requests,)](
-        *(entries, temperatures, probabilities, *store, out.tokens, out.lengths),
+        *(entries, temperatures, probabilities, *store, out.tokens, out.classes),
         *(*store.text.shape, store.state.shape[0] - 3, vocab_size),
         CAPACITY=store.ring.shape[1],
         PATHS=num_paths,

@@ -6,9 +6,11 @@ With n tokens t of a request, the match at a place p < n - 1 is the longest suff
     length(p) = max { m <= 5 : t[p - i] = t[n - 1 - i] for all i < m },
 
 and the M paths follow the places of the highest rank (length, p), each with another next token
-t[p + 1]. The first launch ranks a tile of the text per program, and keeps its M best places with
-different next tokens: the M best of the whole text are among these. The second launch takes the
-best of all tiles, and reads what follows them. `tree/context_matches.py` is the reference.
+t[p + 1]. The first path is compared with what follows the place of the next lower rank, whatever
+its next token. The first launch ranks a tile of the text per program, and keeps its M best places
+with different next tokens, and its second best: those of the whole text are among these. The second
+launch takes the best of all tiles, and reads what follows them. `tree/context_matches.py` is the
+reference.
 
 Each token of a text is read from memory once: 4 bytes of each request's tokens, whatever M and D.
 Tiles behind a text's end return at once.
@@ -22,10 +24,12 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES
+from vllm_redrafter.tree import context_matches as matches
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH
 from vllm_redrafter.triton_kernels.checks import require, require_layout
 
-LONGEST = tl.constexpr(LONGEST_MATCH)
+LONGEST, LENGTH_CLASSES = tl.constexpr(LONGEST_MATCH), tl.constexpr(matches.LENGTH_CLASSES)
+AGREED, PARTED = tl.constexpr(matches.AGREED), tl.constexpr(matches.PARTED)
 TILE = 1024
 """Places of a text that a program ranks."""
 MOST_PLACES = 4096
@@ -33,12 +37,19 @@ MOST_PLACES = 4096
 
 
 @triton.jit
+def classes_of(length, depth, agreeing):
+    """Classes of tokens at these depths of a path, of which so many agree with the second best."""
+    parted = tl.where(depth == agreeing, PARTED * LENGTH_CLASSES, 0)
+    return length + tl.where(depth < agreeing, AGREED * LENGTH_CLASSES, parted)
+
+
+@triton.jit
 def _rank_places(
     text,  # [slots, TOKENS] int32
     num_tokens,  # [slots] int32
     entries,  # [R] int64
-    ranks,  # [R, TILES, PATHS] int32, written where the text has places
-    followers,  # [R, TILES, PATHS] int32, likewise
+    ranks,  # [R, TILES, PATHS + 1] int32, written where the text has places
+    followers,  # [R, TILES, PATHS + 1] int32, likewise
     SLOTS,
     TOKENS,
     vocab_size,
@@ -68,7 +79,10 @@ def _rank_places(
     follower = tl.load(own_text + place + 1, mask=length > 0, other=0)
     is_match = (length > 0) & (follower < vocab_size)
     rank = tl.where(is_match, length * TOKENS + place, -1)
-    to = (request * TILES + tile) * PATHS
+    to = (request * TILES + tile) * (PATHS + 1)
+    second = tl.max(tl.where(rank == tl.max(rank, axis=0), -1, rank), axis=0)
+    tl.store(ranks + to + PATHS, second)
+    tl.store(followers + to + PATHS, 0)
     for path in range(PATHS):
         best = tl.max(rank, axis=0)
         # Ranks of matches differ; where there is none, any token will do.
@@ -83,10 +97,10 @@ def _follow_places(
     text,  # [slots, TOKENS] int32
     num_tokens,  # [slots] int32
     entries,  # [R] int64
-    ranks,  # [R, TILES, PATHS] int32
-    followers,  # [R, TILES, PATHS] int32
+    ranks,  # [R, TILES, PATHS + 1] int32
+    followers,  # [R, TILES, PATHS + 1] int32
     out_tokens,  # [R, PATHS, LENGTH] int64, written
-    out_lengths,  # [R, PATHS] int32, written
+    out_classes,  # [R, PATHS, LENGTH] int32, written
     SLOTS,
     TOKENS,
     vocab_size,
@@ -105,11 +119,20 @@ def _follow_places(
     own_text = text + slot * TOKENS
     index = tl.arange(0, BLOCK)
     # Of tiles without places nothing was written.
-    is_place = (index < TILES * PATHS) & (index // PATHS * TILE < last)
-    at = request * TILES * PATHS + index
+    is_place = (index < TILES * (PATHS + 1)) & (index // (PATHS + 1) * TILE < last)
+    at = request * TILES * (PATHS + 1) + index
     rank = tl.load(ranks + at, mask=is_place, other=-1)
     follower = tl.load(followers + at, mask=is_place, other=0)
     depth = tl.arange(0, BLOCK_LENGTH)
+    first = tl.max(rank, axis=0)
+    second = tl.max(tl.where(rank == first, -1, rank), axis=0)
+    other = tl.maximum(second, 0) % TOKENS
+    is_alike = (second >= 0) & (second // TOKENS == first // TOKENS)
+    is_on = depth < tl.where(is_alike, LENGTH, 0)
+    compared = other + 1 + depth % tl.maximum(last - other, 1)
+    compared = tl.load(own_text + compared, mask=is_on, other=-1)
+    # The second best place of a tile follows no path.
+    rank = tl.where(index % (PATHS + 1) < PATHS, rank, -1)
     for path in range(PATHS):
         best = tl.max(rank, axis=0)
         next_token = tl.max(tl.where(rank == best, follower, 0), axis=0)
@@ -120,10 +143,13 @@ def _follow_places(
         is_on = depth < tl.where(best >= 0, LENGTH, 0)
         token = tl.load(own_text + place + 1 + depth % period, mask=is_on, other=0)
         end = tl.min(tl.where(token >= vocab_size, depth, LENGTH), axis=0)
+        agreeing = tl.min(tl.where(token == compared, LENGTH, depth), axis=0)
+        agreeing = tl.where(path > 0, 0, tl.where(is_alike, agreeing, -1))
+        of_token = classes_of(best // TOKENS, depth, agreeing)
         token = tl.where(is_on & (depth < end), token, -1)
-        to = request * PATHS + path
-        tl.store(out_tokens + to * LENGTH + depth, token.to(tl.int64), mask=depth < LENGTH)
-        tl.store(out_lengths + to, tl.maximum(best, 0) // TOKENS)
+        to = (request * PATHS + path) * LENGTH + depth
+        tl.store(out_tokens + to, token.to(tl.int64), mask=depth < LENGTH)
+        tl.store(out_classes + to, tl.where(token >= 0, of_token, 0), mask=depth < LENGTH)
 
 
 class MatchBuffers:
@@ -131,9 +157,9 @@ class MatchBuffers:
 
     Attributes:
         tokens: [R, M, D] int64, the paths; -1 where there is none, and from where one ends.
-        lengths: [R, M] int32, classes of their matches, of own text 1 to 5 tokens; 0 for none.
-        ranks, followers: [R, tiles, M] int32, the best places of each tile of the texts, and the
-            tokens that follow them.
+        classes: [R, M, D] int32, of their tokens (see `ContextMatches`); 0 where there is none.
+        ranks, followers: [R, tiles, M + 1] int32, the best places of each tile of the texts, and
+            the tokens that follow them; then its second best.
         tile: places of a tile.
     """
 
@@ -155,13 +181,13 @@ class MatchBuffers:
             max_tokens < 2**31 // (LONGEST_MATCH + 1),
             f"max_tokens: ranks of {max_tokens} places exceed 32 bits",
         )
-        shape = (max_requests, num_paths)
-        self.tokens = torch.full((*shape, path_length), -1, dtype=torch.int64, device=device)
-        self.lengths = torch.zeros(shape, dtype=torch.int32, device=device)
-        most_tiles = MOST_PLACES // num_paths
+        shape = (max_requests, num_paths, path_length)
+        self.tokens = torch.full(shape, -1, dtype=torch.int64, device=device)
+        self.classes = torch.zeros(shape, dtype=torch.int32, device=device)
+        most_tiles = MOST_PLACES // (num_paths + 1)
         self.tile = max(TILE, triton.next_power_of_2(triton.cdiv(max_tokens, most_tiles)))
         tiles = triton.cdiv(max_tokens, self.tile)
-        places = (max_requests, tiles, num_paths)
+        places = (max_requests, tiles, num_paths + 1)
         self.ranks = torch.zeros(places, dtype=torch.int32, device=device)
         self.followers = torch.zeros_like(self.ranks)
 
@@ -198,10 +224,10 @@ def find_matches(
         PATHS=num_paths,
         num_warps=4,
     )
-    block = triton.next_power_of_2(tiles * num_paths)
+    block = triton.next_power_of_2(tiles * (num_paths + 1))
     _follow_places[(requests,)](
         *places,
-        *(out.tokens, out.lengths, slots, size, vocab_size),
+        *(out.tokens, out.classes, slots, size, vocab_size),
         TILES=tiles,
         TILE=out.tile,
         PATHS=num_paths,

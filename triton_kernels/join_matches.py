@@ -33,14 +33,14 @@ def _join_matches(
     scores,  # [R, LENGTH, WIDTH] fp32
     log_odds,  # [R, LENGTH, WIDTH] fp32; read where HAS_LOG_ODDS
     paths,  # [R, PATHS, DEPTH] int64
-    match_lengths,  # [R, PATHS] int32
+    path_classes,  # [R, PATHS, DEPTH] int32
     probabilities,  # [2, MATCHES, DEPTH] fp32
     temperatures,  # [R] fp32
     out_tokens,  # [R, LEVELS, COLUMNS] int64, written
     out_back_pointers,  # [R, LEVELS, COLUMNS] int64, written
     out_scores,  # [R, LEVELS, COLUMNS] fp32, written
     out_log_odds,  # [R, LEVELS, COLUMNS] fp32, written
-    out_match_lengths,  # [R, LEVELS, COLUMNS] int32, written
+    out_match_classes,  # [R, LEVELS, COLUMNS] int32, written
     LENGTH: tl.constexpr,
     WIDTH: tl.constexpr,
     PATHS: tl.constexpr,
@@ -57,7 +57,6 @@ def _join_matches(
     column, path = tl.arange(0, BLOCK), tl.arange(0, BLOCK_PATHS)
     own_column = WIDTH + path
     is_own = (column[None, :] == own_column[:, None]) & (path < PATHS)[:, None]
-    matched = tl.load(match_lengths + request * PATHS + path, mask=path < PATHS, other=0)
     kind = (tl.load(temperatures + request) > 0.0).to(tl.int32)
     # Of each path: the column of its last node, and whether the search has all of it so far.
     at_column, shared = tl.zeros([BLOCK_PATHS], tl.int32), path < PATHS
@@ -74,7 +73,7 @@ def _join_matches(
         on_path = path < tl.where(level < DEPTH, PATHS, 0)
         to_path = (request * PATHS + path) * DEPTH + level
         next_token = tl.load(paths + to_path, mask=on_path, other=-1)
-        matched = tl.where(next_token >= 0, matched, 0)
+        matched = tl.load(path_classes + to_path, mask=on_path, other=0)
         # The root is the parent of a first level's nodes, whatever their pointers say.
         parent = tl.where(level > 0, pointer, 0)
         same = (parent[None, :] == at_column[:, None]) & (token[None, :] == next_token[:, None])
@@ -104,7 +103,7 @@ def _join_matches(
         tl.store(out_tokens + to, token, mask=is_column)
         tl.store(out_back_pointers + to, pointer.to(tl.int64), mask=is_column)
         tl.store(out_scores + to, above, mask=is_column)
-        tl.store(out_match_lengths + to, match, mask=is_column)
+        tl.store(out_match_classes + to, match, mask=is_column)
         if HAS_LOG_ODDS:
             odds = tl.load(log_odds + at, mask=is_found, other=float("-inf"))
             tl.store(out_log_odds + to, odds, mask=is_column)
@@ -133,7 +132,7 @@ class JoinedBuffers:
         tokens, back_pointers: [R, max(L, D), W + M] int64.
         scores: likewise fp32; -inf where there is no node.
         log_odds: likewise fp32; -inf where the search has no node.
-        match_lengths: likewise int32, of the path that a node is on; 0 for none.
+        match_classes: likewise int32, of the path that a node is on; 0 for none.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class JoinedBuffers:
         self.back_pointers = torch.zeros_like(self.tokens)
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
         self.log_odds = torch.zeros_like(self.scores)
-        self.match_lengths = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.match_classes = torch.zeros(shape, dtype=torch.int32, device=device)
 
 
 def join_matches(
@@ -197,8 +196,8 @@ def join_matches(
     )
     block = triton.next_power_of_2(columns)
     _join_matches[(requests,)](
-        *(*search[:3], log_odds, paths.tokens, paths.lengths, probabilities, temperatures),
-        *(out.tokens, out.back_pointers, out.scores, out.log_odds, out.match_lengths),
+        *(*search[:3], log_odds, paths.tokens, paths.classes, probabilities, temperatures),
+        *(out.tokens, out.back_pointers, out.scores, out.log_odds, out.match_classes),
         LENGTH=length,
         WIDTH=width,
         PATHS=num_paths,

@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH
+from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, LONGEST_MATCH
 from vllm_redrafter.triton_kernels.checks import require, require_layout
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
 
-OWN_CLASSES = tl.constexpr(LONGEST_MATCH)
+OWN_LENGTHS, LENGTHS = tl.constexpr(LONGEST_MATCH), tl.constexpr(LENGTH_CLASSES)
 NODES = 1024
 """That a program looks at, at a time."""
 
@@ -49,7 +49,7 @@ def _count(
 @triton.jit(do_not_specialize=["REQUESTS"])
 def _observe_matches(
     entries,  # [R] int64
-    match_lengths,  # [entries, SLOTS] int32
+    match_classes,  # [entries, SLOTS] int32
     tokens,  # [R, SLOTS] int32
     parents,  # [R, SLOTS] int32
     depths,  # [R, SLOTS] int32
@@ -78,7 +78,7 @@ def _observe_matches(
         is_node = (node > 0) & (node < verified[:, None])
         at = request[:, None] * SLOTS + node
         entry = tl.load(entries + request, mask=is_request, other=0)
-        match = tl.load(match_lengths + entry[:, None] * SLOTS + node, mask=is_node, other=0)
+        match = tl.load(match_classes + entry[:, None] * SLOTS + node, mask=is_node, other=0)
         depth = tl.load(depths + at, mask=is_node, other=0)
         is_here = (match == of_class + 1) & (depth == level + 1)
         verified_here += tl.sum(is_here.to(tl.int32), axis=1)
@@ -102,7 +102,7 @@ def _observe_matches(
     sampled, accepted_sampled = tl.sum(of_sampled, axis=0), tl.sum(accepted_of_sampled, axis=0)
     all_accepted = tl.sum(accepted, axis=0)
     greedy, accepted_greedy = tl.sum(judged, axis=0) - sampled, all_accepted - accepted_sampled
-    of_source = totals + 2 * (of_class >= OWN_CLASSES).to(tl.int32)
+    of_source = totals + 2 * (of_class % LENGTHS >= OWN_LENGTHS).to(tl.int32)
     tl.atomic_add(of_source, tl.sum(verified_here, axis=0).to(tl.int64))
     tl.atomic_add(of_source + 1, all_accepted.to(tl.int64))
     _count(counts + 2 * at, probabilities + at, greedy, accepted_greedy, memory)
@@ -112,7 +112,7 @@ def _observe_matches(
 
 def observe_matches(
     entries: Tensor,
-    match_lengths: Tensor,
+    match_classes: Tensor,
     trees: VerifiedTrees,
     memory: float,
     counts: Tensor,
@@ -122,8 +122,8 @@ def observe_matches(
     """Add a step's judged nodes that are on paths, and say how probable such nodes are.
 
     Args:
-        entries: [R] int64, each request's entry of `match_lengths`.
-        match_lengths: [entries, K+1] int32, class of the match that a node continues; 0 for none.
+        entries: [R] int64, each request's entry of `match_classes`.
+        match_classes: [entries, K+1] int32, class of the match that a node continues; 0 for none.
         trees: of these requests; the paths have D nodes or fewer, and D is at most K.
         memory: judged nodes of a class and depth that are remembered.
         counts: [2, MATCH_CLASSES, D, 2] fp32, of greedy and of sampled requests, by class and
@@ -132,15 +132,15 @@ def observe_matches(
         totals: [4] int64, added to: nodes on paths of own text that were verified, and those
             accepted; then of earlier answers.
     """
-    requests, slots = entries.shape[0], match_lengths.shape[1]
+    requests, slots = entries.shape[0], match_classes.shape[1]
     _, matches, depth = probabilities.shape
     room = trees.tokens.shape[0]
     require(1 <= requests <= room, f"entries: {requests} requests, trees have room for {room}")
     int32, float32 = torch.int32, torch.float32
     require_layout(
-        match_lengths.device,
+        match_classes.device,
         entries=(entries, torch.int64, (requests,)),
-        match_lengths=(match_lengths, int32, (1, slots)),
+        match_classes=(match_classes, int32, (1, slots)),
         **trees.layout(slots),
         counts=(counts, float32, (2, matches, depth, 2)),
         probabilities=(probabilities, float32, (2, matches, depth)),
@@ -149,7 +149,7 @@ def observe_matches(
     require(depth < slots, f"probabilities: of {depth} depths, trees have {slots - 1} nodes")
     block = triton.next_power_of_2(slots)
     _observe_matches[(matches, depth)](
-        *(entries, match_lengths, *trees, counts, probabilities, totals, memory, requests),
+        *(entries, match_classes, *trees, counts, probabilities, totals, memory, requests),
         SLOTS=slots,
         BLOCK=block,
         TILE=max(1, NODES // block),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redrafter_testing.algorithm.earlier_answers import ANSWERS, TEXTS, found_earlier
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
 from vllm_redrafter.drafting.earlier_answers import AnswerStore, Partitions
-from vllm_redrafter.tree.context_matches import ContextMatches
+from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, MATCH_CLASSES, ContextMatches
 from vllm_redrafter.tree.earlier_answers import entered, merged
 
 DEPTH, VOCAB_SIZE = 6, 3
@@ -57,39 +57,42 @@ def test_what_is_drafted_is_the_best_of_own_paths_and_of_those_of_the_newest_ans
         own_first = torch.stack([torch.randperm(3, generator=random) for _ in texts])[:, :num_paths]
         own = ContextMatches(
             own_first[:, :, None].repeat(1, 1, DEPTH),
-            torch.randint(0, 6, (len(texts), num_paths), generator=random),
+            torch.randint(0, 6, (len(texts), num_paths, 1), generator=random).repeat(1, 1, DEPTH),
         )
         found = with_earlier(store, own, texts, probabilities)
         kept = entered(answers[:upto], most_answers, places)
         earlier = found_earlier(kept, texts, (num_paths, DEPTH), VOCAB_SIZE)
         expected = merged(own, earlier, probabilities[sampled])
-        assert found.lengths.tolist() == expected.lengths.tolist()
+        assert found.classes.tolist() == expected.classes.tolist()
         assert found.tokens.tolist() == expected.tokens.tolist()
 
 
 def no_paths(requests: int = 1) -> ContextMatches:
     tokens = torch.full((requests, 2, DEPTH), -1)
-    return ContextMatches(tokens, torch.zeros(requests, 2, dtype=torch.int64))
+    return ContextMatches(tokens, torch.zeros_like(tokens))
 
 
 @pytest.mark.parametrize("partition", [0, -1])
 def test_a_cleared_store_and_requests_that_do_not_share_find_nothing(partition: int) -> None:
-    store, probabilities = AnswerStore(4, 9), torch.full((2, 11, DEPTH), 0.5)
+    store, probabilities = AnswerStore(4, 9), torch.full((2, MATCH_CLASSES, DEPTH), 0.5)
     store.enter(np.arange(8, dtype=np.int32), partition)
     text = [([1, 2, 3], 0)]
     first = with_earlier(store, no_paths(), text, probabilities)
     assert first.tokens[0, 0].tolist() == ([4, 5, 6, 7, -1, -1] if partition == 0 else [-1] * 6)
     store.clear()
-    assert not with_earlier(store, no_paths(), text, probabilities).lengths.any()
+    assert not with_earlier(store, no_paths(), text, probabilities).classes.any()
 
 
 def test_a_lookup_reads_few_places_of_a_text_that_repeats() -> None:
     """The newest 32 places of one token over and over, and not the longer match before them."""
-    store, probabilities = AnswerStore(4, 9), torch.full((2, 11, DEPTH), 0.5)
+    store, probabilities = AnswerStore(4, 9), torch.full((2, MATCH_CLASSES, DEPTH), 0.5)
     store.enter(np.array([2, 1, 1, 1, 3], dtype=np.int32), 0)
-    assert with_earlier(store, no_paths(), [([2, 1, 1, 1], 0)], probabilities).lengths[0, 0] == 7
+    found = with_earlier(store, no_paths(), [([2, 1, 1, 1], 0)], probabilities)
+    assert found.classes[0, 0].tolist() == [7, 0, 0, 0, 0, 0]
     store.enter(np.ones(40, dtype=np.int32), 0)
-    assert with_earlier(store, no_paths(), [([2, 1, 1, 1], 0)], probabilities).lengths[0, 0] == 6
+    found = with_earlier(store, no_paths(), [([2, 1, 1, 1], 0)], probabilities)
+    # One token stands behind the newest place.
+    assert (found.classes[0, 0] % LENGTH_CLASSES).tolist() == [6, 0, 0, 0, 0, 0]
 
 
 def test_partitions_are_remembered_by_use_and_never_given_again() -> None:

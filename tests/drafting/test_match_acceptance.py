@@ -14,8 +14,10 @@ DEPTH = 4
 def test_the_prior_rises_with_the_match_and_with_what_was_accepted_of_the_path() -> None:
     prior = prior_acceptance(DEPTH)
     assert prior.shape == (MATCH_CLASSES, DEPTH) and (np.diff(prior, axis=1) > 0).all()
-    for source in np.split(prior, [LONGEST_MATCH]):
+    alone, agreed, parted = np.split(prior, 3)
+    for source in np.split(alone, [LONGEST_MATCH]):
         assert (np.diff(source, axis=0) > 0).all()
+    assert (parted < alone).all() and (alone < agreed).all()
     assert (prior > 0).all() and (prior < 1).all()
 
 

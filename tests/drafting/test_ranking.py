@@ -19,7 +19,7 @@ from vllm_redrafter.config import TreeKind
 from vllm_redrafter.drafting.joining import DraftNodes, joined_nodes
 from vllm_redrafter.drafting.ranking import best_trees
 from vllm_redrafter.tree.beam_search import ExploredNodes
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH, joined
+from vllm_redrafter.tree.context_matches import MATCH_CLASSES, joined
 from vllm_redrafter.tree.policy import candidate_log_probs
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -87,7 +87,7 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
     allowed = candidate_log_probs(explored, tree)
     found, (node_log_odds, lengths, survival, visited, tokens, _) = rank(
         draft_nodes(replace(explored, log_probs=allowed)),
-        (slopes.numpy(), biases.numpy(), np.zeros((2, LONGEST_MATCH, length), np.float32)),
+        (slopes.numpy(), biases.numpy(), np.zeros((2, MATCH_CLASSES, length), np.float32)),
         sampled=sampled.numpy(),
         request_nodes=request_nodes.numpy(),
         chains=chain.numpy(),
@@ -112,7 +112,7 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
     zeros = torch.zeros(1, 4, 1)
     certain = draft_nodes(ExploredNodes(zeros.long(), zeros.long(), zeros))
     slopes, biases = np.array([100.0, 1.0], np.float32), np.zeros((2, 4), np.float32)
-    found, _ = rank(certain, (slopes, biases, np.zeros((2, LONGEST_MATCH, 4), np.float32)))
+    found, _ = rank(certain, (slopes, biases, np.zeros((2, MATCH_CLASSES, 4), np.float32)))
     assert found.parents[0, :5].tolist() == [0, 0, 1, 2, 3]
 
 
@@ -126,7 +126,7 @@ def test_trees_or_chains_have_the_first_nodes_of_each_request_that_are_worth_ver
     nodes, sampled = draft_nodes(random_search(requests, length, 6)), np.arange(requests) % 3 == 1
     of_trees = 1.0 + row * np.arange(requests * (MAX_NODES + 1) + 1)
     costs = VerifyCosts(np.array([0.9, 0.6]), 0.2, of_trees, chain * of_trees, least)
-    no_matches = np.zeros((2, LONGEST_MATCH, length), np.float32)
+    no_matches = np.zeros((2, MATCH_CLASSES, length), np.float32)
     calibration = np.array([0.4, 0.8], np.float32), np.zeros((2, length), np.float32), no_matches
     options = []
     for are_chains, seconds in ((True, costs.chain_seconds), (False, costs.tree_seconds)):
@@ -157,18 +157,18 @@ def test_a_node_of_both_sources_is_as_probable_as_the_more_confident_one_says(se
     explored, matches = search_and_paths(seed)
     requests, length, width = explored.tokens.shape
     depth = matches.tokens.shape[2]
-    expected, match_lengths = joined(explored, matches)
+    expected, match_classes = joined(explored, matches)
     parts = [part.contiguous().numpy() for part in vars(explored).values()]
-    nodes = DraftNodes(*joined_nodes(*parts, matches.tokens.numpy(), matches.lengths.numpy()))
-    is_node = (match_lengths > 0) | (expected.log_probs > -torch.inf)
-    for array, part in zip(nodes, (*vars(expected).values(), match_lengths), strict=True):
+    nodes = DraftNodes(*joined_nodes(*parts, matches.tokens.numpy(), matches.classes.numpy()))
+    is_node = (match_classes > 0) | (expected.log_probs > -torch.inf)
+    for array, part in zip(nodes, (*vars(expected).values(), match_classes), strict=True):
         assert np.array_equal(array[is_node.numpy()], part.numpy()[is_node.numpy()])
 
     sampled, levels = np.arange(requests) % 2 == 1, max(length, depth)
     slopes = np.array([0.4, 0.8], dtype=np.float32)
     biases = np.linspace(-0.5, 0.5, 2 * levels, dtype=np.float32).reshape(2, levels)
     generator = np.random.default_rng(seed)
-    probabilities = generator.random((2, LONGEST_MATCH, levels), dtype=np.float32)
+    probabilities = generator.random((2, MATCH_CLASSES, levels), dtype=np.float32)
     calibration = slopes, biases, probabilities
     trees, (log_odds, lengths, survival, of_search, *_) = rank(nodes, calibration, sampled=sampled)
     for r in range(requests):

@@ -17,7 +17,7 @@ CANDIDATES = DraftNodes(
     tokens=np.array([[[1, 2, 5], [3, 4, 6]]]),
     back_pointers=np.array([[[0, 0, 0], [1, 0, 2]]]),
     log_probs=LOG_PROBS,
-    match_lengths=np.array([[[0, 0, 3], [0, 0, 3]]]),
+    match_classes=np.array([[[0, 0, 3], [0, 0, 3]]]),
 )
 """Of the search 1 and 2, then 3 after 2 and 4 after 1; 5 and 6 are on a match of three tokens."""
 

@@ -46,12 +46,12 @@ def test_the_judged_nodes_are_those_whose_parent_was_accepted() -> None:
     sampled = torch.tensor([[2, 9, 5, 9, 9, 9, 9, 0]], dtype=torch.int32)
     accepted = walked(tree, sampled)
     sources = np.arange(16, dtype=np.float32).reshape(1, 2, 8)
-    of_request, judged, match_lengths, judged_depths, was_accepted = judged_nodes(
+    of_request, judged, match_classes, judged_depths, was_accepted = judged_nodes(
         tree, accepted.path, sources
     )
     assert of_request.tolist() == [0, 0, 0]
     assert judged.tolist() == [1, 2, 5]
-    assert match_lengths.tolist() == [9, 10, 13]
+    assert match_classes.tolist() == [9, 10, 13]
     assert judged_depths.tolist() == [1, 1, 2]
     assert was_accepted.tolist() == [False, True, True]
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrafter_testing.algorithm.earlier_answers import ANSWERS, TEXTS, found_earlier
-from vllm_redrafter.tree.context_matches import MATCH_CLASSES, ContextMatches
+from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, MATCH_CLASSES, ContextMatches
 from vllm_redrafter.tree.earlier_answers import entered, merged, num_places
 
 
@@ -17,7 +17,13 @@ def test_the_longest_and_of_these_the_newest_places_are_followed_to_their_answer
     found = found_earlier(entered(answers, 9, 64), texts, (2, 3), vocab_size=9)
     assert found.tokens[0].tolist() == [[4, 5, 6], [5, 4, 8]]
     assert found.tokens[1].tolist() == [[8, -1, -1], [-1] * 3]
-    assert found.lengths.tolist() == [[7, 6], [7, 0], [0, 0], [0, 0]]
+    of_length = (found.classes[:, :, 0] - 1) % LENGTH_CLASSES + 1
+    assert of_length.masked_fill(found.classes[:, :, 0] == 0, 0).tolist() == [
+        [7, 6],
+        [7, 0],
+        [0, 0],
+        [0, 0],
+    ]
     cut = found_earlier(entered(answers, 9, 64), texts, (1, 3), vocab_size=5)
     assert cut.tokens[0].tolist() == [[4, -1, -1]]
 
@@ -44,12 +50,16 @@ def test_the_oldest_places_go_first_and_a_long_answer_keeps_its_end() -> None:
 
 
 def test_the_most_probable_paths_are_kept_own_ones_first_among_equals() -> None:
-    probabilities = torch.tensor([0.2, 0.4, 0.4, 0.1, 0.1, 0.4, *[0.3] * 5])[:, None]
+    probabilities = torch.tensor([0.2, 0.4, 0.4, 0.1, 0.1, 0.4, *[0.3] * 27])[:, None]
     assert len(probabilities) == MATCH_CLASSES
-    own = ContextMatches(torch.tensor([[[1], [2]], [[1], [-1]]]), torch.tensor([[1, 3], [4, 0]]))
-    earlier = ContextMatches(torch.tensor([[[1], [5]], [[1], [6]]]), torch.tensor([[6, 7], [8, 9]]))
+
+    def paths(tokens: list[list[int]], classes: list[list[int]]) -> ContextMatches:
+        return ContextMatches(torch.tensor(tokens)[:, :, None], torch.tensor(classes)[:, :, None])
+
+    own = paths([[1, 2], [1, -1]], [[1, 3], [4, 0]])
+    earlier = paths([[1, 5], [1, 6]], [[6, 7], [8, 9]])
     found = merged(own, earlier, probabilities)
     assert found.tokens.tolist() == [[[2], [1]], [[1], [6]]]
-    assert found.lengths.tolist() == [[3, 6], [8, 9]]
-    none = ContextMatches(torch.full((2, 2, 1), -1), torch.zeros(2, 2, dtype=torch.int64))
+    assert found.classes.squeeze(2).tolist() == [[3, 6], [8, 9]]
+    none = paths([[-1, -1]] * 2, [[0, 0]] * 2)
     assert merged(own, none, probabilities).tokens.tolist() == [[[2], [1]], [[1], [-1]]]

@@ -61,7 +61,7 @@ def test_trees_with_all_that_goes_with_them_are_the_reference_s(
     chain, (chains, limits) = chains[entries], (chains[: requests + 1], limits[: requests + 1])
     log_odds, lengths = torch.randn(shape), torch.arange(explored.tokens.numel()).view(shape) % 6
     out = ScoredTrees(requests + 1, max_nodes, device)
-    fields = out.tokens, out.num_nodes, out.log_probs, out.log_odds, out.match_lengths, out.probs
+    fields = out.tokens, out.num_nodes, out.log_probs, out.log_odds, out.match_classes, out.probs
     for field in fields:
         field.fill_(SENTINEL)
     tokens = torch.full((requests, max_nodes), SENTINEL, device=device)
@@ -73,7 +73,7 @@ def test_trees_with_all_that_goes_with_them_are_the_reference_s(
         out,
         entries=entries.to(device),
         log_odds=log_odds.to(device),
-        match_lengths=lengths.int().to(device),
+        match_classes=lengths.int().to(device),
         node_limits=NodeLimits(chains.int().to(device), limits.int().to(device)),
         drafts=tokens,
     )
@@ -91,7 +91,7 @@ def test_trees_with_all_that_goes_with_them_are_the_reference_s(
     for name, of_node, unused in (
         ("log_probs", explored.log_probs, -math.inf),
         ("log_odds", log_odds, 0.0),
-        ("match_lengths", lengths, 0),
+        ("match_classes", lengths, 0),
     ):
         found = getattr(out, name)[entries].cpu()
         own = of_node.flatten(1).gather(1, kept.long().clamp(min=0)).masked_fill(kept < 0, unused)

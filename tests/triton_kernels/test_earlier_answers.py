@@ -69,7 +69,7 @@ def test_the_best_paths_after_any_history_are_the_reference_s(
 
     out = MatchBuffers(SLOTS, num_paths, path_length, ROOM, device)
     find_matches(store.text, store.num_tokens, slots, VOCAB, out)
-    own = ContextMatches(out.tokens.cpu().clone(), out.lengths.cpu().long())
+    own = ContextMatches(out.tokens.cpu().clone(), out.classes.cpu().long())
     kinds = samples.float().to(device), probabilities.to(device)
     find_earlier(slots, *kinds, VOCAB, store, out)
     kept = earlier_answers.entered(answers, newest, PLACES)
@@ -78,7 +78,7 @@ def test_the_best_paths_after_any_history_are_the_reference_s(
     earlier = earlier_answers.find_earlier(kept, *of_texts, (num_paths, path_length), VOCAB)
     expected = earlier_answers.merged(own, earlier, probabilities[samples])
     assert out.tokens.tolist() == expected.tokens.tolist()
-    assert out.lengths.tolist() == expected.lengths.tolist()
+    assert out.classes.tolist() == expected.classes.tolist()
 
 
 def test_what_the_ring_has_overwritten_is_no_part_of_a_match(device: torch.device) -> None:
@@ -114,5 +114,5 @@ def found(store: AnswerStore, text: tuple[Tokens, int], entry: int | None = None
     out = MatchBuffers(1, 1, 4, ROOM, device)
     kinds = torch.zeros(1, device=device), torch.ones(2, MATCH_CLASSES, 4, device=device)
     find_earlier(slots, *kinds, 1000, store, out)
-    assert (out.tokens[0, 0, 0] >= 0) == (out.lengths[0, 0] > 0)
-    return out.lengths[0].tolist()
+    assert (out.tokens[0, 0, 0] >= 0) == (out.classes[0, 0, 0] > 0)
+    return out.classes[0, :, 0].tolist()

@@ -29,11 +29,11 @@ def find(
     table = torch.tensor([(text + text * max_tokens)[:max_tokens] for text in texts])
     at = torch.tensor(list(range(len(texts)) if entries is None else entries))
     out = MatchBuffers(len(at) + 1, num_paths, path_length, max_tokens, device)
-    for buffer in (out.tokens, out.lengths, out.ranks, out.followers):
+    for buffer in (out.tokens, out.classes, out.ranks, out.followers):
         buffer.fill_(GARBAGE)
     num_tokens = torch.tensor([len(text) for text in texts], dtype=torch.int32)
     find_matches(table.int().to(device), num_tokens.to(device), at.to(device), VOCAB, out)
-    assert (out.tokens[len(at) :] == GARBAGE).all() and (out.lengths[len(at) :] == GARBAGE).all()
+    assert (out.tokens[len(at) :] == GARBAGE).all() and (out.classes[len(at) :] == GARBAGE).all()
     return out
 
 
@@ -53,7 +53,7 @@ texts = st.lists(st.lists(tokens, min_size=1, max_size=62) | periodic, min_size=
 
 @pytest.mark.parametrize(
     ("num_paths", "path_length", "most_places", "tile"),
-    [(2, 8, kernel.MOST_PLACES, 8), (3, 3, 8, 32)],
+    [(2, 8, kernel.MOST_PLACES, 8), (3, 3, 12, 32)],
 )
 @settings(max_examples=40, deadline=None)
 @given(texts=texts)
@@ -74,14 +74,14 @@ def test_paths_of_any_text_are_the_reference_s(
         whole, num_tokens = torch.tensor([text]), torch.tensor([len(text)])
         expected = reference.find_matches(whole, num_tokens, num_paths, path_length, VOCAB)
         assert out.tokens[request].tolist() == expected.tokens[0].tolist()
-        assert out.lengths[request].tolist() == expected.lengths[0].tolist()
+        assert out.classes[request].tolist() == expected.classes[0].tolist()
 
 
 def test_each_request_has_the_paths_of_its_own_slot(device: torch.device) -> None:
     """One past the last slot is padding, which has none."""
     out = find([[1, 2, 1], [5, 6, 7, 5], [8, 9]], device, entries=[1, 3, 0])
     assert out.tokens[:3, 0, :3].tolist() == [[6, 7, 5], [-1] * 3, [2, 1, 2]]
-    assert out.lengths[:3].tolist() == [[1, 0], [0, 0], [1, 0]]
+    assert out.classes[:3, :, 0].tolist() == [[1, 0], [0, 0], [1, 0]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.context_matches import search_and_paths
 from vllm_redrafter.tree.beam_search import ExploredNodes
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches, joined, joint_scores
+from vllm_redrafter.tree.context_matches import MATCH_CLASSES, ContextMatches, joined, joint_scores
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers
 from vllm_redrafter.triton_kernels.join_matches import JoinedBuffers, SearchedNodes, join_matches
 
@@ -19,7 +19,7 @@ REQUESTS, GARBAGE = 4, -77
 def probabilities(depth: int, device: torch.device) -> Tensor:
     """Of greedy and of sampled requests: different ones."""
     generator = torch.Generator().manual_seed(3)
-    return torch.rand(2, LONGEST_MATCH, depth, generator=generator).to(device)
+    return torch.rand(2, MATCH_CLASSES, depth, generator=generator).to(device)
 
 
 def join(
@@ -33,7 +33,7 @@ def join(
     num_paths, depth = matches.tokens.shape[1:]
     paths = MatchBuffers(REQUESTS, num_paths, depth, 8, device)
     paths.tokens.copy_(matches.tokens)
-    paths.lengths.copy_(matches.lengths)
+    paths.classes.copy_(matches.classes)
     out = JoinedBuffers(REQUESTS + 1, (width, length), (num_paths, depth), device)
     for buffer in vars(out).values():
         buffer.fill_(GARBAGE)
@@ -51,16 +51,16 @@ def join(
 def assert_joined(explored: ExploredNodes, matches: ContextMatches, device: torch.device) -> None:
     log_odds = torch.rand(explored.log_probs.shape)
     out = join(explored, matches, device, log_odds)
-    nodes, match_lengths = joined(explored, matches)
+    nodes, match_classes = joined(explored, matches)
     for found, expected in (
         (out.tokens, nodes.tokens),
         (out.back_pointers, nodes.back_pointers),
-        (out.match_lengths, match_lengths),
+        (out.match_classes, match_classes),
     ):
         assert found[:REQUESTS].tolist() == expected.tolist()
     by_kind = probabilities(matches.tokens.shape[2], torch.device("cpu"))
     by_request = by_kind[torch.arange(REQUESTS) % 2]
-    scores = joint_scores(nodes, match_lengths, by_request)
+    scores = joint_scores(nodes, match_classes, by_request)
     torch.testing.assert_close(out.scores[:REQUESTS].cpu(), scores, rtol=1e-5, atol=1e-5)
     length, width = explored.tokens.shape[1:]
     assert torch.equal(out.log_odds[:REQUESTS, :length, :width].cpu(), log_odds)

@@ -10,7 +10,7 @@ from redrafter_testing.gpu import torch_drafting
 from redrafter_testing.gpu.torch_drafting import judged_and_accepted
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH, MATCH_CLASSES
+from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, LONGEST_MATCH, MATCH_CLASSES
 from vllm_redrafter.triton_kernels import observe_matches as matches_kernel
 from vllm_redrafter.triton_kernels import observe_nodes as nodes_kernel
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
@@ -106,17 +106,18 @@ def test_probabilities_are_those_of_the_cpu_engine(
     expected = torch.zeros(2, 2, dtype=torch.int64)
     for seed in range(steps):
         trees, entries, _ = random_step(requests, slots, device, seed)
-        match_lengths = lengths_of(requests + 2, slots, seed)
-        given = entries, match_lengths.to(device), trees, memory, counts, probabilities
+        match_classes = lengths_of(requests + 2, slots, seed)
+        given = entries, match_classes.to(device), trees, memory, counts, probabilities
         observe_matches(*given, totals)
         judged, accepted = (part.cpu() for part in judged_and_accepted(trees, len(entries)))
-        depths, own = trees.depths.cpu(), match_lengths[entries.cpu()]
+        depths, own = trees.depths.cpu(), match_classes[entries.cpu()]
         node, num_verified = torch.arange(slots), trees.num_verified.cpu()[:, None]
         on_path = (own > 0) & (depths <= DEPTH)
         is_verified = on_path & (node > 0) & (node < num_verified)
         judged &= on_path
         for nodes, count in ((is_verified, expected[:, 0]), (judged & accepted, expected[:, 1])):
-            count += torch.bincount((own[nodes] > LONGEST_MATCH).long(), minlength=2)
+            of_earlier = (own[nodes] - 1) % LENGTH_CLASSES >= LONGEST_MATCH
+            count += torch.bincount(of_earlier.long(), minlength=2)
         request, _ = judged.nonzero(as_tuple=True)
         reference.observe(
             (trees.temperatures.cpu() > 0)[request].numpy(),

@@ -61,14 +61,14 @@ class MatchAcceptance:
     def observe(
         self,
         sampled: Flags,
-        match_lengths: npt.NDArray[np.int64],
+        match_classes: npt.NDArray[np.int64],
         depths: npt.NDArray[np.int32],
         accepted: Flags,
     ) -> None:
         """Learn from judged nodes that continue matches, [N] each."""
-        if not len(match_lengths):
+        if not len(match_classes):
             return
-        at = sampled.astype(np.int64), match_lengths - 1, depths - 1
+        at = sampled.astype(np.int64), match_classes - 1, depths - 1
         np.add.at(self._judged, at, 1.0)
         np.add.at(self._accepted, at, accepted)
         kept = np.minimum(MEMORY / self._judged, 1.0)

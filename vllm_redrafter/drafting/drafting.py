@@ -18,7 +18,7 @@ from vllm_redrafter.drafting.proposer import Draft, Proposer, States
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches
+from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, LONGEST_MATCH, ContextMatches
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -86,7 +86,7 @@ class Drafting:
         )
         self._drafted, self._draft = self._requests, draft
         if planner is not None or matches is not None:
-            sources = np.stack([draft.log_odds, draft.match_lengths], axis=1, dtype=np.float32)
+            sources = np.stack([draft.log_odds, draft.match_classes], axis=1, dtype=np.float32)
             self._sources.update(zip(self._requests, sources, strict=True))
         if planner is not None:
             self.stats.expected_tokens += draft.expected
@@ -123,18 +123,18 @@ class Drafting:
         slots = tree.tokens.shape[1]
         none = np.zeros((2, slots), dtype=np.float32)
         sources = np.stack([self._sources.get(r, none)[:, :slots] for r in request_ids])
-        of_request, log_odds, match_lengths, depths, was_accepted = judged_nodes(
+        of_request, log_odds, match_classes, depths, was_accepted = judged_nodes(
             tree, accepted.path, sources
         )
-        kinds, on_path = sampled[of_request], match_lengths > 0
+        kinds, on_path = sampled[of_request], match_classes > 0
         own, earlier = _by_source(sources[:, 1][tree.is_node.numpy()])
         self.stats.matched_tokens += own
         self.stats.earlier_tokens += earlier
-        own, earlier = _by_source(match_lengths[was_accepted])
+        own, earlier = _by_source(match_classes[was_accepted])
         self.stats.accepted_matched_tokens += own
         self.stats.accepted_earlier_tokens += earlier
         self.proposer.match_acceptance.observe(
-            kinds[on_path], match_lengths[on_path], depths[on_path], was_accepted[on_path]
+            kinds[on_path], match_classes[on_path], depths[on_path], was_accepted[on_path]
         )
         if self.planner is not None:
             by_draft = log_odds > -np.inf
@@ -147,7 +147,8 @@ class Drafting:
 
 def _by_source(classes: npt.NDArray[Any]) -> tuple[int, int]:
     """How many nodes continue own text, and earlier answers, by the classes of their matches."""
-    earlier = int(np.count_nonzero(classes > LONGEST_MATCH))
+    of_length = (classes - 1) % LENGTH_CLASSES
+    earlier = int(np.count_nonzero((classes > 0) & (of_length >= LONGEST_MATCH)))
     return int(np.count_nonzero(classes)) - earlier, earlier
 
 
@@ -155,10 +156,10 @@ def _path_survival(
     probabilities: npt.NDArray[np.float32], matches: ContextMatches, sampled: Flags
 ) -> npt.NDArray[np.float64]:
     """[R, M, D]: how probable the paths' nodes are to be accepted; 0 where there is none."""
-    lengths = matches.lengths.numpy()
-    given_parent = probabilities[sampled.astype(np.int64)[:, None], lengths - 1]
-    survival = given_parent.cumprod(axis=2, dtype=np.float64)
-    return np.where((lengths[:, :, None] > 0) & (matches.tokens.numpy() >= 0), survival, 0.0)
+    classes = matches.classes.numpy()
+    kinds, depths = sampled.astype(np.int64)[:, None, None], np.arange(classes.shape[2])
+    given_parent = np.where(classes > 0, probabilities[kinds, classes - 1, depths], 0.0)
+    return np.asarray(given_parent.cumprod(axis=2, dtype=np.float64))
 
 
 def warm_up(proposer: Proposer[States], states: States) -> TokenTree:

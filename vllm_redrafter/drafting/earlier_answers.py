@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vllm_redrafter.drafting.own_matches import class_of, keep_place
 from vllm_redrafter.tree.context_matches import (
     LONGEST_EARLIER,
     LONGEST_MATCH,
@@ -92,7 +93,7 @@ class AnswerStore:
             sampled: [R], requests that sample.
             probabilities: see `MatchAcceptance`.
         """
-        paths = own.tokens.numpy(), own.lengths.numpy()
+        paths = own.tokens.numpy(), own.classes.numpy()
         found = _with_earlier(self._ring, paths, texts, (partitions, sampled), probabilities)
         return ContextMatches(*map(torch.from_numpy, found))
 
@@ -154,7 +155,7 @@ def _enter(ring: _Ring, answer: Array, partition: int) -> None:
 def _find(
     ring: _Ring, text: Array, last: int, partition: int, places: Array, lengths: Array
 ) -> None:
-    """The M best places, and tokens of their matches; 0 where there is none."""
+    """The M best places and the second best of all, and tokens of their matches; 0 for none."""
     mask, count, size = len(ring.tokens) - 1, ring.state[COUNT], len(ring.starts)
     lengths[:] = 0
     if partition < 0 or last < SHORTEST_EARLIER - 1:
@@ -172,18 +173,17 @@ def _find(
         if length >= SHORTEST_EARLIER:
             seen += 1
         if length >= SHORTEST_EARLIER and following < ring.vocab_size:
-            # It takes the place of a worse one with the same next token, or of the worst.
-            at = 0
-            while at < len(places) - 1 and (
-                not lengths[at] or ring.tokens[(places[at] + 1) & mask] != following
-            ):
-                at += 1
-            if length > lengths[at]:
-                while at > 0 and length > lengths[at - 1]:
-                    places[at], lengths[at] = places[at - 1], lengths[at - 1]
-                    at -= 1
-                places[at], lengths[at] = place, length
+            keep_place(ring.tokens, place, length, lengths, places)
         place = ring.before[place & mask]
+
+
+@compiled
+def _ahead(ring: _Ring, place: int, ahead: int) -> int:
+    """What stands so far behind the token that follows a place; SEPARATOR behind the newest."""
+    at = place + 1 + ahead
+    if at >= ring.state[END]:
+        return SEPARATOR
+    return ring.tokens[at & (len(ring.tokens) - 1)]
 
 
 @compiled
@@ -199,18 +199,26 @@ def _with_earlier(
     requests, num_paths, depth = own_tokens.shape
     tokens = np.full(own_tokens.shape, -1, dtype=np.int64)
     classes = np.zeros(own_classes.shape, dtype=np.int64)
-    places, lengths = np.zeros((2, num_paths), dtype=np.int64)
+    places, lengths = np.zeros((2, num_paths + 1), dtype=np.int64)
     # Of own paths, then of earlier ones: the first token and the class, 0 if it is out.
     first, left = np.zeros((2, 2 * num_paths), dtype=np.int64)
     for r in range(requests):
         kind = 1 if sampled[r] else 0
         _find(ring, table[rows[r]], num_tokens[r] - 1, partitions[r], places, lengths)
+        agreeing = -1
+        if 0 < lengths[0] == lengths[num_paths]:
+            agreeing = 0
+            while agreeing < depth and (
+                _ahead(ring, places[0], agreeing) == _ahead(ring, places[num_paths], agreeing)
+            ):
+                agreeing += 1
         for path in range(num_paths):
             other = num_paths + path
-            first[path], left[path] = own_tokens[r, path, 0], own_classes[r, path]
+            first[path], left[path] = own_tokens[r, path, 0], own_classes[r, path, 0]
             first[other], left[other] = ring.tokens[(places[path] + 1) & mask], 0
             if lengths[path]:
-                left[other] = LONGEST_MATCH + 1 + lengths[path] - SHORTEST_EARLIER
+                length = LONGEST_MATCH + 1 + lengths[path] - SHORTEST_EARLIER
+                left[other] = class_of(length, 0 if path else agreeing, 0)
         for path in range(num_paths):
             best, most = -1, 0.0
             for other in range(2 * num_paths):
@@ -218,15 +226,16 @@ def _with_earlier(
                     best, most = other, probabilities[kind, left[other] - 1, 0]
             if best < 0:
                 break
-            classes[r, path] = left[best]
             if best < num_paths:
-                tokens[r, path] = own_tokens[r, best]
+                tokens[r, path], classes[r, path] = own_tokens[r, best], own_classes[r, best]
             else:
-                begin = places[best - num_paths] + 1
-                for ahead in range(min(depth, ring.state[END] - begin)):
-                    token = ring.tokens[(begin + ahead) & mask]
+                at = best - num_paths
+                length = LONGEST_MATCH + 1 + lengths[at] - SHORTEST_EARLIER
+                for ahead in range(depth):
+                    token = _ahead(ring, places[at], ahead)
                     if token == SEPARATOR or token >= ring.vocab_size:
                         break
                     tokens[r, path, ahead] = token
+                    classes[r, path, ahead] = class_of(length, 0 if at else agreeing, ahead)
             left[first == first[best]] = 0
     return tokens, classes

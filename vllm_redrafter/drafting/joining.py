@@ -16,22 +16,23 @@ class DraftNodes(NamedTuple):
 
     Attributes:
         log_probs: of the search, cumulative; -inf where it has no node.
-        match_lengths: of the match that a node continues; 0 for none.
+        match_classes: of nodes on paths (see `ContextMatches`); 0 for others.
     """
 
     tokens: Array
     back_pointers: Array
     log_probs: Array
-    match_lengths: Array
+    match_classes: Array
 
 
 @compiled
 def joined_nodes(
-    tokens: Array, back_pointers: Array, log_probs: Array, paths: Array, path_lengths: Array
+    tokens: Array, back_pointers: Array, log_probs: Array, paths: Array, path_classes: Array
 ) -> tuple[Array, Array, Array, Array]:
     """`context_matches.joined` of a search [R, L, W], L and W may be 0, and paths [R, M, D].
 
-    Returns the fields of `DraftNodes`, [R, max(L, D), W + M]; `path_lengths` are of the matches.
+    `path_classes` [R, M, D] are of the paths' tokens. Returns the fields of `DraftNodes`,
+    [R, max(L, D), W + M].
     """
     requests, length, width = tokens.shape
     num_paths, depth = paths.shape[1:]
@@ -39,14 +40,12 @@ def joined_nodes(
     all_tokens = np.zeros(shape, dtype=np.int64)
     pointers = np.zeros(shape, dtype=np.int64)
     all_log_probs = np.full(shape, -np.inf, dtype=np.float32)
-    match_lengths = np.zeros(shape, dtype=np.int64)
+    match_classes = np.zeros(shape, dtype=np.int64)
     all_tokens[:, :length, :width] = tokens
     pointers[:, :length, :width] = back_pointers
     all_log_probs[:, :length, :width] = log_probs
     for r in range(requests):
         for path in range(num_paths):
-            if not path_lengths[r, path]:
-                continue
             beam, shared = 0, True
             for level in range(depth):
                 token = paths[r, path, level]
@@ -64,6 +63,6 @@ def joined_nodes(
                 if not shared:
                     all_tokens[r, level, at] = token
                     pointers[r, level, at] = beam if level else 0
-                match_lengths[r, level, at] = path_lengths[r, path]
+                match_classes[r, level, at] = path_classes[r, path, level]
                 beam = at
-    return all_tokens, pointers, all_log_probs, match_lengths
+    return all_tokens, pointers, all_log_probs, match_classes

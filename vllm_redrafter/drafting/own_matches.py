@@ -7,7 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches
+from vllm_redrafter.tree.context_matches import (
+    AGREED,
+    LENGTH_CLASSES,
+    LONGEST_MATCH,
+    PARTED,
+    ContextMatches,
+)
 from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
@@ -36,12 +42,14 @@ def own_matches(
 def _own_matches(
     texts: Array, rows: Ints, num_tokens: Ints, num_paths: int, path_length: int, vocab_size: int
 ) -> tuple[Array, Array]:
-    """Paths [R, M, D] and lengths of their matches [R, M], int64."""
+    """Paths and the classes of their tokens, [R, M, D] int64."""
     tokens = np.full((len(rows), num_paths, path_length), -1, dtype=np.int64)
-    lengths = np.zeros((len(rows), num_paths), dtype=np.int64)
-    places = np.zeros(num_paths, dtype=np.int64)
+    classes = np.zeros(tokens.shape, dtype=np.int64)
+    # Of the paths, and of what the first one is compared with.
+    lengths, places = np.zeros((2, num_paths + 1), dtype=np.int64)
     for r in range(len(rows)):
-        text, last, found = texts[rows[r]], num_tokens[r] - 1, lengths[r]
+        text, last = texts[rows[r]], num_tokens[r] - 1
+        lengths[:] = 0
         for stop in range(last, 0, -BLOCK):
             start = max(stop - BLOCK, 0)
             some = 0
@@ -51,31 +59,60 @@ def _own_matches(
                 continue
             for place in range(stop - 1, start - 1, -1):
                 if text[place] == text[last] and text[place + 1] < vocab_size:
-                    _keep(text, place, last, found, places)
-            if found[num_paths - 1] == LONGEST_MATCH:
+                    length = 1
+                    while length < min(LONGEST_MATCH, place + 1) and (
+                        text[place - length] == text[last - length]
+                    ):
+                        length += 1
+                    keep_place(text, place, length, lengths, places)
+            if lengths[num_paths - 1 :].min() == LONGEST_MATCH:
                 break
+        other = places[num_paths]
         for path in range(num_paths):
-            place = places[path]
-            for ahead in range(path_length if found[path] else 0):
+            place, agreeing = places[path], 0
+            if not path and 0 < lengths[0] == lengths[num_paths]:
+                while agreeing < path_length and (
+                    text[place + 1 + agreeing % (last - place)]
+                    == text[other + 1 + agreeing % (last - other)]
+                ):
+                    agreeing += 1
+            elif not path:
+                agreeing = -1
+            for ahead in range(path_length if lengths[path] else 0):
                 token = text[place + 1 + ahead % (last - place)]
                 if token >= vocab_size:
                     break
                 tokens[r, path, ahead] = token
-    return tokens, lengths
+                classes[r, path, ahead] = class_of(lengths[path], agreeing, ahead)
+    return tokens, classes
 
 
 @compiled
-def _keep(text: Array, place: int, last: int, lengths: Array, places: Array) -> None:
+def class_of(length: int, agreeing: int, ahead: int) -> int:
+    """`context_matches.classes_of` of a token."""
+    if ahead < agreeing:
+        return length + AGREED * LENGTH_CLASSES
+    return length + (PARTED * LENGTH_CLASSES if ahead == agreeing else 0)
+
+
+@compiled
+def keep_place(text: Array, place: int, length: int, lengths: Array, places: Array) -> None:
     """Put a place among the best, if it is one: of each next token the longest match, the newest.
 
     Places come from the newest on, so that a later one is better only if its match is longer.
+
+    Args:
+        text: read at places modulo its size.
+        lengths, places: [M + 1], of the paths, and of the second best place of all.
     """
-    length = 1
-    while length < min(LONGEST_MATCH, place + 1) and text[place - length] == text[last - length]:
-        length += 1
-    at = len(lengths) - 1
-    for path in range(len(lengths)):
-        if lengths[path] and text[places[path] + 1] == text[place + 1]:
+    last = len(lengths) - 1
+    if length > lengths[0]:
+        lengths[last], places[last] = lengths[0], places[0]
+    elif length > lengths[last]:
+        lengths[last], places[last] = length, place
+    at, size = last - 1, len(text)
+    for path in range(last):
+        if lengths[path] and text[(places[path] + 1) % size] == text[(place + 1) % size]:
             at = path
             break
     if lengths[at] >= length:

@@ -34,7 +34,7 @@ class Draft(NamedTuple):
         tree: with K + 1 slots whatever the search.
         log_odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the
             root, -inf for nodes of matches alone.
-        match_lengths: [R, K+1] int64, of the match that a node continues; 0 for none.
+        match_classes: [R, K+1] int64, of nodes on paths; 0 for others.
         survival: [R, K+1] float32, the probability that each node is accepted; 1 for the root, 0
             in unused slots.
         explored: [R, L, W] float32, the same of all that the search visited.
@@ -44,7 +44,7 @@ class Draft(NamedTuple):
 
     tree: TokenTree
     log_odds: Floats
-    match_lengths: npt.NDArray[np.int64]
+    match_classes: npt.NDArray[np.int64]
     survival: Floats
     explored: Floats
     expected: float
@@ -112,7 +112,7 @@ class Proposer(ABC, Generic[States]):
             verify_costs = verify_everything(len(root_tokens) * (all_nodes + 1))
         all_are = shape.beam_width == 1 or self.config.tree == "chain"
         chains = np.full_like(sampled, all_are) if all_are or chain is None else chain.numpy()
-        *tree, log_odds, match_lengths, survival, explored, expected, rate = best_trees(
+        *tree, log_odds, match_classes, survival, explored, expected, rate = best_trees(
             root_tokens.numpy(),
             nodes,
             sampled,
@@ -124,7 +124,7 @@ class Proposer(ABC, Generic[States]):
         )
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
         trees = TokenTree(*map(torch.from_numpy, tree))
-        return Draft(trees, log_odds, match_lengths, survival, of_search, expected, rate)
+        return Draft(trees, log_odds, match_classes, survival, of_search, expected, rate)
 
     def _draft_nodes(
         self,
@@ -143,7 +143,7 @@ class Proposer(ABC, Generic[States]):
         if matches is None:
             draft_nodes = DraftNodes(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
         else:
-            paths = matches.tokens.numpy(), matches.lengths.numpy()
+            paths = matches.tokens.numpy(), matches.classes.numpy()
             draft_nodes = DraftNodes(*joined_nodes(*nodes, *paths))
         if self.recorder is not None:
             self.recorder.drafted(int(root_tokens[0]), draft_nodes)

@@ -45,16 +45,16 @@ def best_trees(
     Returns:
         tokens, parents, depths: [R, K+1] int32, of the trees (see `TokenTree`).
         num_nodes: [R] int32, roots counted.
-        log_odds, match_lengths, survival, expected: see `Draft`.
+        log_odds, match_classes, survival, expected: see `Draft`.
         explored: [R, L, W] float32, the survival probabilities of the search's nodes alone.
         tokens_per_second: see `Draft`.
     """
-    tokens, back_pointers, log_probs, match_lengths = nodes
-    no_match = np.zeros_like(match_lengths)
+    tokens, back_pointers, log_probs, match_classes = nodes
+    no_match = np.zeros_like(match_classes)
     log_odds, of_search = _scored(back_pointers, log_probs, no_match, sampled, *calibration)
     log_survival = of_search
-    if match_lengths.any():
-        _, log_survival = _scored(back_pointers, log_probs, match_lengths, sampled, *calibration)
+    if match_classes.any():
+        _, log_survival = _scored(back_pointers, log_probs, match_classes, sampled, *calibration)
     limits = sampled, request_nodes, max_nodes
     paths = _on_best_path(back_pointers, log_survival, np.ones_like(chains))
     best = _selected(roots, nodes, paths, limits, costs, costs.chain_seconds)
@@ -67,20 +67,20 @@ def best_trees(
             best = trees
     (tree_tokens, parents, depths, num_nodes, order), node_survival, expected, rate = best
     node_log_odds: Array = np.zeros(tree_tokens.shape, dtype=np.float32)
-    node_match_lengths: Array = np.zeros(tree_tokens.shape, dtype=np.int64)
+    node_match_classes: Array = np.zeros(tree_tokens.shape, dtype=np.int64)
     width = tokens.shape[2]
     for r in range(len(roots)):
         for node in range(1, num_nodes[r]):
             level, beam = order[r, node - 1] // width, order[r, node - 1] % width
             node_log_odds[r, node] = log_odds[r, level, beam]
-            node_match_lengths[r, node] = match_lengths[r, level, beam]
+            node_match_classes[r, node] = match_classes[r, level, beam]
     return (
         tree_tokens,
         parents,
         depths,
         num_nodes,
         node_log_odds,
-        node_match_lengths,
+        node_match_classes,
         node_survival,
         np.exp(of_search),
         expected,
@@ -188,7 +188,7 @@ def _worth_verifying(
 def _scored(
     back_pointers: Array,
     log_probs: Array,
-    match_lengths: Array,
+    match_classes: Array,
     sampled: Array,
     slopes: Array,
     biases: Array,
@@ -213,7 +213,7 @@ def _scored(
                     log_odds[r, level, beam] = f
                     # The log of the sigmoid; its argument is bounded as the log-odds are.
                     accepted = -math.log1p(math.exp(-(slopes[kind] * f + biases[kind, level])))
-                matched = match_lengths[r, level, beam]
+                matched = match_classes[r, level, beam]
                 if matched:
                     accepted = max(
                         accepted, math.log(match_probabilities[kind, matched - 1, level])

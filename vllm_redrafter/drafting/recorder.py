@@ -8,6 +8,7 @@ from time import perf_counter
 
 from vllm_redrafter.drafting.joining import DraftNodes
 from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.context_matches import LENGTH_CLASSES
 from vllm_redrafter.tree.token_tree import TokenTree
 
 
@@ -70,13 +71,13 @@ class DraftRecorder:
 
 
 def _candidate_nodes(root: int, candidates: DraftNodes) -> list[RecordedNode]:
-    tokens, pointers, log_probs, lengths = (part[0].tolist() for part in candidates)
+    tokens, pointers, log_probs, classes = (part[0].tolist() for part in candidates)
     nodes = [RecordedNode(root, 0, 0, None, 0, verified=True, accepted=True)]
     above: dict[int, int] = {}
     for level, row in enumerate(tokens):
         here = {}
         for beam, token in enumerate(row):
-            log_prob, matched = log_probs[level][beam], lengths[level][beam]
+            log_prob, matched = log_probs[level][beam], classes[level][beam]
             pointer = pointers[level][beam]
             parent = above.get(pointer, -1) if level else 0
             if parent < 0 or (log_prob == -math.inf and not matched):
@@ -86,7 +87,8 @@ def _candidate_nodes(root: int, candidates: DraftNodes) -> list[RecordedNode]:
                 before = log_probs[level - 1][pointer] if level else 0.0
                 probability = min(math.exp(log_prob - before), 1.0)
             here[beam] = len(nodes)
-            nodes.append(RecordedNode(token, parent, level + 1, probability, matched))
+            length = (matched - 1) % LENGTH_CLASSES + 1 if matched else 0
+            nodes.append(RecordedNode(token, parent, level + 1, probability, length))
         above = here
     return nodes
 

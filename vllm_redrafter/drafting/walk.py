@@ -137,7 +137,7 @@ def _judged(
     tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, sources: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
     size = tokens.size
-    match_lengths = np.empty(size, dtype=np.int64)
+    match_classes = np.empty(size, dtype=np.int64)
     request = np.empty(size, dtype=np.int64)
     log_odds = np.empty(size, dtype=np.float32)
     depth = np.empty(size, dtype=np.int32)
@@ -150,11 +150,11 @@ def _judged(
             if tokens[r, node] >= 0 and path[r, depths[r, above]] == above:
                 request[count] = r
                 log_odds[count] = sources[r, 0, node]
-                match_lengths[count] = int(sources[r, 1, node])
+                match_classes[count] = int(sources[r, 1, node])
                 depth[count] = depths[r, node]
                 accepted[count] = path[r, depths[r, node]] == node
                 count += 1
-    judged = request[:count], log_odds[:count], match_lengths[:count]
+    judged = request[:count], log_odds[:count], match_classes[:count]
     return (*judged, depth[:count], accepted[:count])
 
 

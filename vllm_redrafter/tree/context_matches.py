@@ -22,8 +22,13 @@ LONGEST_MATCH = 5
 """Tokens of a suffix that are compared."""
 SHORTEST_EARLIER, LONGEST_EARLIER = 3, 8
 """Tokens of a match in an earlier answer (`earlier_answers.py`), at least and at most."""
-MATCH_CLASSES = LONGEST_MATCH + 1 + LONGEST_EARLIER - SHORTEST_EARLIER
-"""What acceptance is learned by: a match's tokens, in own text or in an earlier answer."""
+LENGTH_CLASSES = LONGEST_MATCH + 1 + LONGEST_EARLIER - SHORTEST_EARLIER
+"""A match's tokens, in own text or in an earlier answer."""
+ALONE, AGREED, PARTED = range(3)
+"""What the second best place with a match of this length says: nothing, or the same token as the
+best one; or the first other token."""
+MATCH_CLASSES = 3 * LENGTH_CLASSES
+"""What acceptance is learned by: both."""
 
 
 class ContextMatches(NamedTuple):
@@ -33,12 +38,26 @@ class ContextMatches(NamedTuple):
 
     Attributes:
         tokens: [R, M, D] int64; -1 where there is no path, and from where one ends.
-        lengths: [R, M] int64, classes of the matches: 1 to LONGEST_MATCH tokens of own text; above,
-            SHORTEST_EARLIER to LONGEST_EARLIER tokens of an earlier answer; 0 where there is none.
+        classes: [R, M, D] int64, of each token, 0 where there is none. By the length of its match:
+            1 to LONGEST_MATCH tokens of own text; then SHORTEST_EARLIER to LONGEST_EARLIER tokens
+            of an earlier answer. To it LENGTH_CLASSES are added once for AGREED, twice for PARTED.
     """
 
     tokens: Tensor
-    lengths: Tensor
+    classes: Tensor
+
+
+def classes_of(lengths: Tensor, agreeing: Tensor, path_length: int) -> Tensor:
+    """[..., D], the classes of paths' tokens.
+
+    Args:
+        lengths: [...] int64, the matches' classes by length alone; 0 where there is none.
+        agreeing: [...] int64, how many tokens the second best place has as well; -1 without one.
+    """
+    depth = torch.arange(path_length, device=lengths.device)
+    is_agreed, is_parted = depth < agreeing[..., None], depth == agreeing[..., None]
+    says = AGREED * is_agreed.long() + PARTED * is_parted.long()
+    return (lengths[..., None] + LENGTH_CLASSES * says) * (lengths > 0)[..., None]
 
 
 def find_matches(
@@ -79,7 +98,7 @@ def lengths_at(kept: Tensor, text: Tensor, last: Tensor, longest: int) -> Tensor
 
 def best_paths(
     rank: Tensor,
-    classes: Tensor,
+    lengths: Tensor,
     following: Tensor,
     path_behind: Callable[[Tensor], Tensor],
     limits: tuple[int, int],
@@ -87,19 +106,28 @@ def best_paths(
     """The M paths behind the places of the highest `rank` [R, P], with different first tokens.
 
     A rank below 0 is of no path. `following`, [P] or [R, P], are the tokens behind the places, and
-    `path_behind` gives what follows places [R, 1], [R, D]: a token below 0 ends a path. `limits`
-    are M, and the tokens of the vocabulary.
+    `path_behind` gives what follows places [R, 1], [R, D]: a token below 0 ends a path. `lengths`
+    [R, P] are classes; `limits` are M, and the tokens of the vocabulary. The first path is compared
+    with what follows the second best place; the others part from it at once.
     """
-    tokens, of_paths = [], []
-    for _ in range(limits[0]):
+    tokens, classes, parted = [], [], torch.zeros_like(rank[:, 0])
+    for path_number in range(limits[0]):
         best = rank.argmax(dim=1, keepdim=True)
-        found = rank.gather(1, best) >= 0
+        found, length = rank.gather(1, best) >= 0, lengths.gather(1, best)
         path = path_behind(best).long()
-        goes_on = ((path >= 0) & (path < limits[1])).cumprod(dim=1).bool()
-        tokens.append(path.masked_fill(~(found & goes_on), -1))
-        of_paths.append(classes.gather(1, best).masked_fill(~found, 0).squeeze(1))
+        goes_on = found & ((path >= 0) & (path < limits[1])).cumprod(dim=1).bool()
+        tokens.append(path.masked_fill(~goes_on, -1))
+        agreeing = parted
+        if not path_number:
+            others = rank.scatter(1, best, -1)
+            second = others.argmax(dim=1, keepdim=True)
+            is_alike = (others.gather(1, second) >= 0) & (lengths.gather(1, second) == length)
+            agreeing = (path_behind(second).long() == path).long().cumprod(dim=1).sum(dim=1)
+            agreeing = agreeing.masked_fill(~is_alike.squeeze(1), -1)
+        of_tokens = classes_of(length.squeeze(1).long(), agreeing, path.shape[1])
+        classes.append(of_tokens.masked_fill(~goes_on, 0))
         rank = rank.masked_fill(following == path[:, :1], -1)
-    return ContextMatches(torch.stack(tokens, dim=1), torch.stack(of_paths, dim=1))
+    return ContextMatches(torch.stack(tokens, dim=1), torch.stack(classes, dim=1))
 
 
 def _path(text: Tensor, place: Tensor, last: Tensor, path_length: int) -> Tensor:
@@ -116,21 +144,21 @@ def joined(explored: ExploredNodes, matches: ContextMatches) -> tuple[ExploredNo
 
     Returns:
         [R, max(L, D), W + M], as of a search; the log-probability is -inf where it has no node.
-        And match_lengths [R, max(L, D), W + M] int64, of each node's path; 0 for none.
+        And match_classes [R, max(L, D), W + M] int64, of nodes on paths; 0 for others.
     """
     requests, length, width = explored.tokens.shape
     num_paths, depth = matches.tokens.shape[1:]
     below = (0, num_paths, 0, max(depth - length, 0))
     tokens, pointers = (pad(part, below) for part in (explored.tokens, explored.back_pointers))
     log_probs = pad(explored.log_probs, below, value=-torch.inf)
-    match_lengths = torch.zeros_like(tokens)
+    match_classes = torch.zeros_like(tokens)
     row = torch.arange(requests, device=tokens.device)
     for path in range(num_paths):
-        own, on = width + path, matches.lengths[:, path]
+        own = width + path
         beam, shared = torch.zeros_like(row), torch.ones_like(row, dtype=torch.bool)
         for level in range(depth):
             token = matches.tokens[:, path, level]
-            on = torch.where(token >= 0, on, 0)
+            on = matches.classes[:, path, level]
             same = (tokens[:, level] == token[:, None]) & (log_probs[:, level] > -torch.inf)
             if level:
                 same &= pointers[:, level] == beam[:, None]
@@ -140,9 +168,9 @@ def joined(explored: ExploredNodes, matches: ContextMatches) -> tuple[ExploredNo
             tokens[:, level, own] = torch.where(is_new, token, 0)
             if level:
                 pointers[:, level, own] = torch.where(is_new, beam, 0)
-            match_lengths[row, level, at] = torch.where(on > 0, on, match_lengths[row, level, at])
+            match_classes[row, level, at] = torch.where(on > 0, on, match_classes[row, level, at])
             beam = at
-    return ExploredNodes(tokens, pointers, log_probs), match_lengths
+    return ExploredNodes(tokens, pointers, log_probs), match_classes
 
 
 def with_matches(
@@ -153,22 +181,22 @@ def with_matches(
     A node that both have is as probable as the more confident says. `probabilities`, see
     `joint_scores`, are of paths' nodes.
     """
-    nodes, match_lengths = joined(explored, matches)
-    return replace(nodes, log_probs=joint_scores(nodes, match_lengths, probabilities))
+    nodes, match_classes = joined(explored, matches)
+    return replace(nodes, log_probs=joint_scores(nodes, match_classes, probabilities))
 
 
-def joint_scores(nodes: ExploredNodes, lengths: Tensor, probabilities: Tensor) -> Tensor:
+def joint_scores(nodes: ExploredNodes, classes: Tensor, probabilities: Tensor) -> Tensor:
     """The log-probabilities of joined nodes, [R, L', W'] float32; -inf where there is no node.
 
     Args:
-        nodes, lengths: [R, L', W'], of `joined`.
+        nodes, classes: [R, L', W'], of `joined`.
         probabilities: [MATCH_CLASSES, D] float32, of a path's nodes given their parents, by class
             of the match and depth; or [R, MATCH_CLASSES, D], of each request's own.
     """
     drafted = nodes.log_probs
     by_request = probabilities.expand(len(drafted), -1, -1)
     levels: list[Tensor] = []
-    for level in range(lengths.shape[1]):
+    for level in range(classes.shape[1]):
         pointers = nodes.back_pointers[:, level]
         above = torch.zeros_like(drafted[:, 0])
         given_parent = drafted[:, level]
@@ -179,9 +207,9 @@ def joint_scores(nodes: ExploredNodes, lengths: Tensor, probabilities: Tensor) -
                 given_parent > -torch.inf, given_parent - parents, -torch.inf
             )
         if level < probabilities.shape[-1]:
-            of_match = (lengths[:, level] - 1).clamp(min=0)
+            of_match = (classes[:, level] - 1).clamp(min=0)
             matched = by_request[:, :, level].gather(1, of_match).log()
-            matched = matched.masked_fill(lengths[:, level] == 0, -torch.inf)
+            matched = matched.masked_fill(classes[:, level] == 0, -torch.inf)
             given_parent = torch.maximum(given_parent, matched)
         levels.append(above + given_parent)
     return torch.stack(levels, dim=1)

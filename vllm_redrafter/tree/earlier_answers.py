@@ -116,12 +116,13 @@ def merged(own: ContextMatches, earlier: ContextMatches, probabilities: Tensor) 
     Own paths come first among equals. Of paths with one first token the best is kept.
 
     Args:
-        own, earlier: [R, M, D] and [R, M].
+        own, earlier: [R, M, D] each.
         probabilities: [MATCH_CLASSES, D] or [R, MATCH_CLASSES, D], as for `joint_scores`.
     """
     tokens, classes = (torch.cat(both, dim=1) for both in zip(own, earlier, strict=True))
     of_classes = probabilities.expand(len(tokens), -1, -1)[:, :, 0]
-    worth = of_classes.gather(1, (classes - 1).clamp(min=0)).masked_fill(classes == 0, -1.0)
+    first = classes[:, :, 0]
+    worth = of_classes.gather(1, (first - 1).clamp(min=0)).masked_fill(first == 0, -1.0)
     place, (mine, others) = (
         torch.arange(worth.shape[1]).to(worth),
         (worth[:, :, None], worth[:, None]),
@@ -130,8 +131,8 @@ def merged(own: ContextMatches, earlier: ContextMatches, probabilities: Tensor) 
     same = tokens[:, :, None, 0] == tokens[:, None, :, 0]
     worth = worth.masked_fill((better & same).any(dim=2), -1.0)
     best = worth.argsort(dim=1, descending=True, stable=True)[:, : own.tokens.shape[1]]
-    is_none = worth.gather(1, best) < 0
-    tokens = tokens.gather(1, best[:, :, None].expand(-1, -1, tokens.shape[2]))
+    is_none = (worth.gather(1, best) < 0)[:, :, None]
+    at = best[:, :, None].expand(-1, -1, tokens.shape[2])
     return ContextMatches(
-        tokens.masked_fill(is_none[:, :, None], -1), classes.gather(1, best).masked_fill(is_none, 0)
+        tokens.gather(1, at).masked_fill(is_none, -1), classes.gather(1, at).masked_fill(is_none, 0)
     )

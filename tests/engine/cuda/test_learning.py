@@ -99,7 +99,7 @@ def matching(trees: ScoredTrees, verification: Verification) -> ContextMatching:
 @pytest.fixture
 def learning(matching: ContextMatching) -> ContextMatching:
     """All nodes but 4 are on paths."""
-    matching.trees.match_lengths[2, 1:4] = torch.tensor([5, 5, 1])
+    matching.trees.match_classes[2, 1:4] = torch.tensor([5, 5, 1])
     matching.verification.temperatures.zero_()
     return matching
 
@@ -133,8 +133,8 @@ def test_kernels_join_what_torch_does_in_three_launches(
     of_kernels = deepcopy(joined)
     with in_torch("context_matching"):
         expected = matching.join(length, search, slots)
-    assert expected.match_lengths is not None and expected.match_lengths[0].any()
-    assert not expected.match_lengths[2].any()
+    assert expected.match_classes is not None and expected.match_classes[0].any()
+    assert not expected.match_classes[2].any()
     for name in ("tokens", "back_pointers", "log_probs"):
         torch.testing.assert_close(getattr(of_kernels.nodes, name), getattr(expected.nodes, name))
     torch.testing.assert_close(of_kernels[1:], expected[1:])

@@ -31,12 +31,12 @@ class ScoredNodes(NamedTuple):
     Attributes:
         nodes: [R, L', W'], their scores in the place of the log-probabilities.
         log_odds: [R, L', W'] float32 of the drafter; -inf for match nodes. None without a budget.
-        match_lengths: [R, L', W'] int32 of a node's match; 0 for none. None without matching.
+        match_classes: [R, L', W'] int32 of a node's match; 0 for none. None without matching.
     """
 
     nodes: ExploredNodes
     log_odds: Tensor | None
-    match_lengths: Tensor | None = None
+    match_classes: Tensor | None = None
 
 
 class ContextMatching:
@@ -86,7 +86,7 @@ class ContextMatching:
     def learn(self, slots: Tensor) -> None:
         """Learn from the verified trees of `slots` [R], before others replace them."""
         trees, learned = self.verification.verified_trees(), (self.counts, self.probabilities)
-        observe_matches(slots, self.trees.match_lengths, trees, MEMORY, *learned, self._totals)
+        observe_matches(slots, self.trees.match_classes, trees, MEMORY, *learned, self._totals)
 
     def join(self, length: int, found: ScoredNodes, slots: Tensor) -> ScoredNodes:
         """A search's nodes [R, L, W] and those of matches; a slot past the last has no text."""
@@ -105,4 +105,4 @@ class ContextMatching:
             out.tokens[:requests], out.back_pointers[:requests], out.scores[:requests]
         )
         kept = None if log_odds is None else out.log_odds[:requests]
-        return ScoredNodes(nodes, kept, out.match_lengths[:requests])
+        return ScoredNodes(nodes, kept, out.match_classes[:requests])

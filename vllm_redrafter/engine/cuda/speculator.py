@@ -260,7 +260,7 @@ class TreeSpeculator(BaseSpeculator):
             log_odds=found.log_odds,
             node_limits=NodeLimits(self.table.chains.gpu, self.table.limits.gpu),
             drafts=self.drafts[:requests],
-            match_lengths=found.match_lengths,
+            match_classes=found.match_classes,
         )
 
 

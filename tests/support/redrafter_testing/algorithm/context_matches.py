@@ -6,13 +6,21 @@ from collections.abc import Sequence
 import torch
 
 from vllm_redrafter.tree.beam_search import ExploredNodes
-from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches
+from vllm_redrafter.tree.context_matches import (
+    AGREED,
+    ALONE,
+    LENGTH_CLASSES,
+    LONGEST_MATCH,
+    PARTED,
+    ContextMatches,
+    classes_of,
+)
 
 
 def slow_matches(
     text: Sequence[int], num_paths: int, path_length: int
-) -> tuple[list[list[int]], list[int]]:
-    """The paths and the lengths of their matches, as `ContextMatches` has them of one request."""
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The paths and their tokens' classes, as `ContextMatches` has them of one request."""
     text = list(text)
     places = [
         (length, end)
@@ -20,16 +28,23 @@ def slow_matches(
         for length in range(1, min(LONGEST_MATCH, end + 1) + 1)
         if text[end + 1 - length : end + 1] == text[len(text) - length :]
     ]
+    longest = {end: length for length, end in sorted(places)}
+    ranked = sorted(((length, end) for end, length in longest.items()), reverse=True)
+    followed = [(length, (text[end + 1 :] * path_length)[:path_length]) for length, end in ranked]
     paths: list[list[int]] = []
-    lengths: list[int] = []
-    for length, end in sorted(places, reverse=True):
-        path = text[end + 1 :]
-        path = (path * path_length)[:path_length]
+    classes: list[list[int]] = []
+    for length, path in followed:
         if len(paths) < num_paths and path[0] not in [other[0] for other in paths]:
+            says = [PARTED] + [ALONE] * (path_length - 1)
+            if not paths:
+                second = next((p for n, p in followed[1:2] if n == length), None)
+                same = [] if second is None else [a == b for a, b in zip(path, second, strict=True)]
+                parts = same.index(False) if False in same else len(same)
+                says = [AGREED] * parts + [PARTED if same else ALONE] + [ALONE] * path_length
             paths.append(path)
-            lengths.append(length)
+            classes.append([length + LENGTH_CLASSES * each for each in says[:path_length]])
     missing = num_paths - len(paths)
-    return paths + [[-1] * path_length] * missing, lengths + [0] * missing
+    return paths + [[-1] * path_length] * missing, classes + [[0] * path_length] * missing
 
 
 def search_and_paths(
@@ -66,4 +81,6 @@ def search_and_paths(
     paths[0, 0, 2:] = -1
     lengths = draw(5, requests, num_paths) + 1
     lengths[1, -1], paths[1, -1] = 0, -1
-    return ExploredNodes(tokens, pointers, log_probs), ContextMatches(paths, lengths)
+    agreeing = draw(depth + 2, requests, num_paths) - 1
+    classes = classes_of(lengths, agreeing, depth).masked_fill(paths < 0, 0)
+    return ExploredNodes(tokens, pointers, log_probs), ContextMatches(paths, classes)

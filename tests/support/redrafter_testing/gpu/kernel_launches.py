@@ -266,5 +266,5 @@ def build(width: int, length: int, requests: int = 2) -> None:
         log_odds=torch.zeros(requests, length, width),
         node_limits=NodeLimits(integers(requests), integers(requests)),
         drafts=torch.zeros(requests, 127, dtype=torch.int64),
-        match_lengths=integers(requests, length, width),
+        match_classes=integers(requests, length, width),
     )

@@ -69,20 +69,20 @@ def find_matches(
     own, lengths = text.index_select(0, rows), num_tokens.index_select(0, rows).clamp(min=1)
     found = reference.find_matches(own, lengths, num_paths, path_length, vocab_size)
     out.tokens[:requests].copy_(found.tokens)
-    out.lengths[:requests].copy_(found.lengths.masked_fill(~is_text[:, None], 0))
+    out.classes[:requests].copy_(found.classes.masked_fill(~is_text[:, None, None], 0))
 
 
 def join_matches(
     search: Any, paths: Any, probabilities: Tensor, temperatures: Tensor, out: Any
 ) -> None:
     explored, requests = ExploredNodes(*search[:3]), len(temperatures)
-    matches = ContextMatches(paths.tokens[:requests], paths.lengths[:requests].long())
-    nodes, match_lengths = joined(explored, matches)
+    matches = ContextMatches(paths.tokens[:requests], paths.classes[:requests].long())
+    nodes, match_classes = joined(explored, matches)
     by_request = probabilities.index_select(0, (temperatures > 0).long())
     out.tokens[:requests].copy_(nodes.tokens)
     out.back_pointers[:requests].copy_(nodes.back_pointers)
-    out.scores[:requests].copy_(joint_scores(nodes, match_lengths, by_request))
-    out.match_lengths[:requests].copy_(match_lengths)
+    out.scores[:requests].copy_(joint_scores(nodes, match_classes, by_request))
+    out.match_classes[:requests].copy_(match_classes)
     if search.log_odds is not None:
         (levels, columns), (length, width) = out.scores.shape[1:], search.tokens.shape[1:]
         below = (0, columns - width, 0, levels - length)
@@ -91,7 +91,7 @@ def join_matches(
 
 def observe_matches(
     entries: Tensor,
-    match_lengths: Tensor,
+    match_classes: Tensor,
     trees: Any,
     memory: float,
     counts: Tensor,
@@ -99,11 +99,12 @@ def observe_matches(
     totals: Tensor,
 ) -> None:
     _, matches, depth = probabilities.shape
-    lengths = match_lengths.index_select(0, entries).long()
+    lengths = match_classes.index_select(0, entries).long()
     judged, accepted = judged_and_accepted(trees, len(entries))
     on_path = judged & (lengths > 0)
     verified = torch.arange(lengths.shape[1]) < trees.num_verified[: len(entries), None]
-    of_earlier, counted = lengths > reference.LONGEST_MATCH, (verified, on_path & accepted)
+    of_length, counted = (lengths - 1) % reference.LENGTH_CLASSES, (verified, on_path & accepted)
+    of_earlier = (lengths > 0) & (of_length >= reference.LONGEST_MATCH)
     sources = (lengths > 0) & ~of_earlier, of_earlier
     totals += torch.stack([(of & nodes).sum() for of in sources for nodes in counted])
     kinds = (trees.temperatures[: len(entries)] > 0).long()[:, None]
