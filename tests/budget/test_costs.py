@@ -8,6 +8,7 @@ import pytest
 from vllm_redrafter.budget.costs import (
     CHAINS,
     MEMORY,
+    OUTDATED,
     PLAIN,
     TREES,
     CostTable,
@@ -63,6 +64,17 @@ def test_steps_of_each_kind_are_corrected_by_what_they_took() -> None:
     assert 12.0 < plain < 13.1 and 15.0 < trees < 16.1
     # What was never seen takes the least that vLLM adds to the others.
     assert times.step_seconds(CHAINS, 1)[1] == plain
+
+
+def test_what_trees_took_is_forgotten_where_chains_alone_were_run_for_long() -> None:
+    """Of long contexts, say: nobody would run trees again."""
+    times = StepTimes(table(), 9)
+    ran(times, TREES, 1, 40.0)
+    ran(times, CHAINS, 1, 10.0, count=OUTDATED - 1)
+    dear, chains = (times.step_seconds(kind, 1)[1] for kind in (TREES, CHAINS))
+    assert dear > 2 * chains
+    ran(times, CHAINS, 1, 10.0, count=1)
+    assert times.step_seconds(TREES, 1)[1] == pytest.approx(chains, rel=0.01)
 
 
 def test_a_slow_phase_of_the_machine_is_none_of_the_arm_that_is_run() -> None:

@@ -82,5 +82,5 @@ def test_no_tenant_is_drafted_what_only_another_one_s_text_has(
 ) -> None:
     """Tenants that share see each other's answers, and prompts where that is asked for."""
     asked, answered = foreign_canaries(llm, Tenants(100, are_one=True))
-    assert answered > 50 and (asked > 50 if "prompts too" in request.node.name else asked == 0)
+    assert answered > 20 and (asked > 20 if "prompts too" in request.node.name else asked == 0)
     assert foreign_canaries(llm, Tenants(300)) == [0, 0]
