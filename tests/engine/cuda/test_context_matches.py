@@ -92,7 +92,7 @@ def test_output_without_a_drafter_equals_plain_and_is_faster_with_what_was_answe
             (answers, first), (again, stats) = runs
             assert answers == again == expected
             assert stats["matched_tokens"] + stats["earlier_tokens"] == stats["drafted_tokens"]
-            assert stats["earlier_tokens"] > stats["accepted_earlier_tokens"] > 50
+            assert stats["earlier_tokens"] >= stats["accepted_earlier_tokens"] > 50
             assert stats["verifications"] < 0.8 * first["verifications"]
             ring, state = (llm.rpc(inside_worker.value, f"{STORE}.{of}")[0] for of in KEPT)
             kept = str(ring[0, : state[0]].tolist())[1:-1].split("-1, ")[1:]
