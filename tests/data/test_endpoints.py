@@ -186,10 +186,8 @@ def test_what_no_server_would_do_better_ends_the_run(
     ("options", "message"),
     [
         (["--endpoint=http://a:1", "--dtype=float32"], "--dtype: the servers that --endpoint"),
-        (["--endpoint=http://a:1", "--drafter=d"], "--drafter: the servers that --endpoint"),
         (["--endpoint=nowhere"], "--endpoint nowhere: not the address of a server"),
         (["--served-name=a"], "--served-name: of --endpoint; leave it out"),
-        (["--spec-tokens=4"], "--spec-tokens is for --drafter: give both or neither"),
     ],
 )
 def test_options_that_would_mean_nothing_are_refused(

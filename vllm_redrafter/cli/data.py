@@ -15,7 +15,7 @@ from vllm_redrafter.utils.errors import ConfigError
 if TYPE_CHECKING:
     from vllm_redrafter.data.target import Target
 
-OF_THE_SERVERS = ("drafter", "spec_tokens", "dtype", "tensor_parallel_size", "engine_args")
+OF_THE_SERVERS = ("dtype", "tensor_parallel_size", "engine_args")
 """Options that mean nothing with --endpoint: the servers were started with them."""
 
 
@@ -87,8 +87,6 @@ def generate_data(
     from vllm_redrafter.data import generation
     from vllm_redrafter.data.prompts import read_prompts
 
-    if is_given(context, "spec_tokens") and settings.drafter is None and not endpoint:
-        raise ConfigError("--spec-tokens is for --drafter: give both or neither")
     for option in OF_THE_SERVERS if endpoint else ("served_name",):
         if is_given(context, option):
             name = option.replace("_", "-")

@@ -99,10 +99,6 @@ class EndpointEngine:
             if failed:
                 raise failed[0]
 
-    def tokens_per_step(self) -> float | None:
-        """Not known: servers do not report it by request."""
-        return None
-
     def close(self) -> None:
         """Leave the servers; what they were answering is dropped there too."""
         if not self._loop.is_closed():

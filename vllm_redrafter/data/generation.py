@@ -34,7 +34,6 @@ class GenerationSummary:
         truncated: conversations that lost turns or tokens, because `max_model_len` was reached.
         skipped: conversations whose first prompt is too long already: they have no row.
         ended: conversations with a turn that could not be asked after the answers before it.
-        tokens_per_step: per request and step of the target; None without a drafter.
     """
 
     conversations: int = 0
@@ -47,7 +46,6 @@ class GenerationSummary:
     ended: LeftOut = field(default_factory=LeftOut)
     kept_shards: int = 0
     seconds: float = 0.0
-    tokens_per_step: float | None = None
 
     def add(self, dialogue: Dialogue) -> None:
         """Count a finished conversation; its answers are counted already."""
@@ -72,8 +70,6 @@ class GenerationSummary:
         lines += [f"ended early: {reason}" for reason in self.ended.reasons()]
         if self.kept_shards:
             lines.insert(0, f"{self.kept_shards} shards were there already; this run wrote:")
-        if self.tokens_per_step is not None:
-            lines.append(f"{self.tokens_per_step:.2f} tokens per target step")
         return "\n".join(lines)
 
 
@@ -108,7 +104,6 @@ def generate_data(
                 with closing(start_engine(opened, settings)) as engine:
                     run = _Generation(engine, info, prompts, renderer, output, missing, summary)
                     run.run(console)
-                    summary.tokens_per_step = engine.tokens_per_step()
         finally:
             finished = set(info.finished_shards(output))
             rest = ""

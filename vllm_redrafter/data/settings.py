@@ -94,12 +94,6 @@ class GenerationSettings:
     system_prompt: str | None = setting(
         None, "System message for conversations that have none of their own."
     )
-    drafter: str | None = setting(
-        None, "A ReDrafter checkpoint to generate with. The data is the same, but sooner there."
-    )
-    spec_tokens: int = setting(
-        12, "With --drafter: tree nodes verified per request and step.", at_least=1
-    )
     in_flight: int = setting(
         256, "Number of conversations that an engine, or each server, works on at once.", at_least=1
     )

@@ -55,9 +55,6 @@ class TargetEngine(Protocol):
         The caller adds to `waiting` between two answers.
         """
 
-    def tokens_per_step(self) -> float | None:
-        """Per verification of a draft; None without a drafter."""
-
     def close(self) -> None:
         """Stop the engine and its processes."""
 

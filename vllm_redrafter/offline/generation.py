@@ -10,7 +10,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.offline.llm import (
@@ -27,15 +27,14 @@ CPU_BATCHED_TOKENS = 4096
 """Tokens of a step that vLLM takes on a CPU by default."""
 
 
-def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
-    """Arguments of vLLM without which a CPU engine may die of a seeded request.
+def _prefill_arguments(target: str, sampling: SamplingSettings) -> dict[str, Any]:
+    """Arguments of vLLM without which its CPU engine may die of a seeded request.
 
     It winds back the generator of a request whose prompt is read in parts, and CPU generators
     cannot be wound back (`_bookkeeping_sync` in vLLM's gpu_model_runner.py; our own runner keeps
     them out of it). So that no prompt is read in parts, a step has to take the longest.
     """
-    sampling = settings.sampling
-    if not current_platform.is_cpu() or not sampling.temperature or settings.drafter is not None:
+    if not current_platform.is_cpu() or not sampling.temperature:
         return {}
     longest = sampling.max_model_len
     if longest is None:
@@ -49,28 +48,25 @@ def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, A
 
 def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
     """vLLM's arguments, but for the model; ConfigError where `engine_args` repeats an option."""
-    sampling, drafter = settings.sampling, settings.drafter
-    speculation = None
-    if drafter is not None:
-        speculation = {"model": drafter, "num_speculative_tokens": settings.spec_tokens}
+    sampling = settings.sampling
     of_options = {
         "dtype": sampling.dtype,
         "max_model_len": sampling.max_model_len,
         "max_num_seqs": settings.in_flight,
-        "speculative_config": speculation,
         "tensor_parallel_size": settings.engine.tensor_parallel_size,
     }
     further = settings.engine.further_arguments()
     if twice := sorted(further.keys() & {"model", *of_options}):
         raise ConfigError(
             f"--engine-args: {', '.join(twice)}: the command has an argument or option for it "
-            "(--in-flight for max_num_seqs, --drafter for speculative_config)"
+            "(--in-flight for max_num_seqs)"
         )
+    prefill = {} if "speculative_config" in further else _prefill_arguments(target, sampling)
     return {
         **of_options,
-        "disable_log_stats": drafter is None,
+        "disable_log_stats": True,
         **worker_arguments(settings.engine.tensor_parallel_size),
-        **_prefill_arguments(target, settings),
+        **prefill,
         **further,
     }
 
@@ -121,14 +117,6 @@ class OfflineEngine:
                         answer = output.outputs[0]
                         ended = answer.finish_reason == "stop"
                         yield TurnAnswer(int(output.request_id), list(answer.token_ids), ended)
-
-    def tokens_per_step(self) -> float | None:
-        if self._settings.drafter is None:
-            return None
-        counters = {metric.name: metric for metric in self._llm.get_metrics()}
-        drafts = counters["vllm:spec_decode_num_drafts"].value
-        accepted = counters["vllm:spec_decode_num_accepted_tokens"].value
-        return 1 + accepted / drafts if drafts else None
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

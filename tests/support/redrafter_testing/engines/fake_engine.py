@@ -67,8 +67,5 @@ class FakeEngine:
         tokens = whole[: request.max_tokens]
         return TurnAnswer(request.conversation, tokens, ended=len(tokens) == len(whole))
 
-    def tokens_per_step(self) -> float | None:
-        return None
-
     def close(self) -> None:
         self.closed = True
