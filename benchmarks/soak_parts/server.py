@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `vllm serve` for the soak alone: its start, the memory of all of its processes, its metrics."""
 
+import os
+import socket
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -9,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from rich.console import Console
+import torch
+from throughput_parts.process import environment
+from throughput_parts.process_group import ProcessGroup
 
-from vllm_redrafter.cli.chat.run import own_server
+from vllm_redrafter import ConfigError
+from vllm_redrafter.utils.files import tail
 
 COMMAND = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve")
 MIB = 1 << 20
@@ -20,8 +26,19 @@ MIB = 1 << 20
 @contextmanager
 def started(arguments: Sequence[str], log: Path) -> Iterator["Server"]:
     """One that answers, while the block runs; ConfigError where it ended instead."""
-    with own_server([*COMMAND, *arguments], Console(quiet=True), log) as found:
-        yield Server(*found)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*COMMAND, *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    variables = os.environ | environment(is_cpu=not torch.cuda.is_available())
+    with log.open("w") as output, ProcessGroup(command, variables, output) as group:
+        server = Server(f"http://127.0.0.1:{port}", group.process.pid)
+        while not server.is_healthy():
+            if group.process.poll() is not None:
+                raise ConfigError(f"the server ended; the end of {log}:\n{tail(log)}")
+            time.sleep(0.25)
+        yield server
+        group.process.terminate()
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,11 @@ class Server:
 
     address: str
     pid: int
+
+    def is_healthy(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{self.address}/health", timeout=5):
+            return True
+        return False
 
     def resident_mib(self) -> float:
         """Memory of all of its processes; what they share counts for each."""

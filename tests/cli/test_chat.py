@@ -1,112 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said, shown and remembered, and the server that the chat starts."""
+"""What is said, shown and remembered."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from redrafter_testing import process_trees
+from redrafter_testing.engines import server
 from redrafter_testing.engines.fake_chat import FakeClient, Typed, chunk, gone, refused
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
-from redrafter_testing.process_trees import eventually, status
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.chat.conversation import Conversation
-from vllm_redrafter.cli.chat.run import chat, own_server, serve_and_chat
-from vllm_redrafter.cli.main import app
+from vllm_redrafter.cli.chat.conversation import Conversation, chat
 from vllm_redrafter.utils.errors import ConfigError
-
-# The worker ends with its server by itself, as vLLM's do.
-SERVER = """
-import http.server, os, subprocess, sys
-worker = subprocess.Popen(sys.argv[1].split(), stdin=subprocess.PIPE)
-
-class Healthy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(f"{os.getpid()} {worker.pid}".encode())
-
-port = int(sys.argv[sys.argv.index("--port") + 1])
-http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
-"""
-
-PARENT = """
-import signal, sys, time
-from rich.console import Console
-from vllm_redrafter.cli.chat.run import own_server
-
-# A test's process may ignore it, and so would this one.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-with own_server([sys.executable, "-c", sys.argv[1], "sleep 1000"], Console(quiet=True)) as (url, _):
-    try:
-        print(url, flush=True)
-        time.sleep(1000)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-        sys.stdin.readline()
-"""
-
-
-def pids(url: str) -> list[int]:
-    """Of the fake server and its worker."""
-    with urllib.request.urlopen(url) as response:
-        return [int(pid) for pid in response.read().split()]
-
-
-def test_one_that_does_not_start_shows_the_end_of_its_log() -> None:
-    command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
-    with (
-        pytest.raises(ConfigError, match=r"the server ended; the end of .*log:\nno such model"),
-        own_server(command, Console(quiet=True)),
-    ):
-        pytest.fail("it is said to answer")
-
-
-def test_the_server_does_not_hear_ctrl_c_and_ends_with_the_chat_and_its_workers() -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    command = [sys.executable, "-c", PARENT, SERVER]
-    with process_trees.started(command, **pipes, process_group=0) as process:
-        assert process.stdin is not None and process.stdout is not None
-        server, worker = pids(process.stdout.readline().strip())
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        assert psutil.STATUS_ZOMBIE not in (status(server), status(worker))
-        process.stdin.write("\n")
-        process.stdin.close()
-        assert process.wait(timeout=20) == 0
-        assert eventually(lambda: {status(server), status(worker)} == {psutil.STATUS_ZOMBIE})
 
 
 @pytest.mark.engine
-def test_a_drafter_is_served_and_its_accepted_tokens_are_tinted(tmp_path: Path) -> None:
+def test_a_servers_accepted_tokens_are_tinted(tmp_path: Path) -> None:
     target, drafter = make_reciting_pair(tmp_path)
     console = Typed(["names"])
     speculation = {"target": str(target), "num_speculative_tokens": 4, "adaptive": False}
     arguments = ["--speculative-config", json.dumps(speculation), "--dtype", "float32"]
-    settings = ChatSettings(temperature=0.0, max_tokens=100)
-    serve_and_chat(str(drafter), [*arguments, "--enforce-eager"], settings, console)
+    command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(drafter)]
+    with server.started([*command, *arguments, "--enforce-eager"]) as url:
+        chat(url, None, ChatSettings(temperature=0.0, max_tokens=100), console)
     shown = console.shown()
     assert ANSWERS["names"] in re.sub(r"\x1b\[[\d;]+m", "", shown)
     assert re.search(r"\x1b\[32m.+\x1b\[0m.* per step", shown, re.DOTALL)
 
 
-def test_a_url_without_a_server_and_one_beside_a_drafter_are_refused() -> None:
-    url = "http://127.0.0.1:9"
+def test_a_url_without_a_server_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no server at .*: start `vllm serve` and name its"):
-        chat(url, None, ChatSettings())
-    result = CliRunner().invoke(app, ["chat", "drafter", "--url", url])
-    assert result.exit_code == 1 and "leave either out" in result.output
+        chat("http://127.0.0.1:9", None, ChatSettings())
 
 
 def talk(

@@ -16,7 +16,7 @@ import sys
 for name in {MISSING}:
     sys.modules[name] = None
 import vllm_redrafter.cli.main
-import vllm_redrafter.cli.chat.run
+import vllm_redrafter.cli.chat.conversation
 import vllm_redrafter.mlx.serve
 """
 

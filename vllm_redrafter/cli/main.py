@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from vllm_redrafter.cli import data, training
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.installed import require
-from vllm_redrafter.cli.options import OtherDrafter, TargetName, is_given, settings_as_options
+from vllm_redrafter.cli.options import OtherDrafter, TargetName, settings_as_options
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 
@@ -83,40 +83,21 @@ app.command()(training.train)
 app.command()(training.evaluate)
 
 
-@app.command("chat", context_settings={"allow_extra_args": True})
+@app.command("chat")
 @settings_as_options
 def _chat(
-    context: typer.Context,
     settings: ChatSettings,
-    drafter: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[DRAFTER]",
-            help="Start a server for a drafter that records its target, or for any other model.",
-        ),
-    ] = None,
     url: Annotated[
-        str, typer.Option(help="A running OpenAI-compatible server, where no DRAFTER is given.")
+        str, typer.Option(help="A running OpenAI-compatible server.")
     ] = "http://localhost:8000",
     model: Annotated[
         str | None, typer.Option(help="Its name at that server.", show_default="the server's first")
     ] = None,
 ) -> None:
-    """Talk to a server in the terminal, with the tokens tinted that were drafted.
+    """Talk to a server in the terminal, with the tokens tinted that were drafted."""
+    from vllm_redrafter.cli.chat.conversation import chat
 
-    What stands behind -- goes to vLLM's server: chat DRAFTER -- --max-model-len 2048.
-    """
-    from vllm_redrafter.cli.chat import run
-
-    if drafter is None:
-        run.chat(url, model, settings)
-    elif is_given(context, "url") or is_given(context, "model"):
-        raise ConfigError(
-            f"chat {drafter} starts a server, and --url and --model are of one that runs: leave "
-            "either out; what stands behind -- goes to the one that is started"
-        )
-    else:
-        run.serve_and_chat(drafter, context.args, settings)
+    chat(url, model, settings)
 
 
 @app.command("swap")

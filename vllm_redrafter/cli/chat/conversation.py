@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages to an OpenAI-compatible server, and its answers with the drafted tokens tinted."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from openai import APIError, APIStatusError
+from openai import APIError, APIStatusError, OpenAI
 from rich.console import Console
 from rich.text import Text
 
@@ -17,6 +18,32 @@ DRAFTED = "green"
 """The colour of tokens that were drafted and accepted."""
 NEW = "/new"
 """Typed instead of a message: forget the conversation."""
+
+
+def chat(
+    url: str, model: str | None, settings: ChatSettings, console: Console | None = None
+) -> None:
+    """Talk to a running server; `model` is its name there, None for the first one.
+
+    ConfigError: no server answers at `url`.
+    """
+    console = console or Console()
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    with OpenAI(base_url=f"{url.rstrip('/')}/v1", api_key=key, max_retries=0) as client:
+        try:
+            model = model or client.models.list().data[0].id
+        except (APIError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"no server at {url!r} says what it serves ({error}): start `vllm serve` and name "
+                "its address with --url"
+            ) from error
+        console.print(
+            f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} forgets the conversation; "
+            f"[{DRAFTED}]this colour[/] was drafted and accepted",
+            style="dim",
+        )
+        conversation = Conversation(client, model, settings, console)
+        conversation.converse(lambda: console.input("[bold]> [/]"))
 
 
 class Conversation:
