@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that ask for something of their own, on both engines: each gets it as from plain vLLM.
 
-Log-probabilities, whatever the others ask; sessions whose input comes in pieces; priorities; and
-continuations that are looked for in a request's own text alone.
+Log-probabilities, whatever the others ask; the nodes that it wants; a prompt that is cached but for
+one token; sessions whose input comes in pieces; priorities; and continuations that are looked for
+in a request's own text alone.
 """
 
 from collections.abc import Iterator
@@ -36,6 +37,11 @@ ASKED: list[dict[str, Any]] = [
     {"prompt_logprobs": 2},
     {"prompt_logprobs": -1, "logprobs": 1},
 ]
+CACHED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "repetition penalty": {"temperature": 0, "repetition_penalty": 1.3},
+    "temperature": {"temperature": 0.8, "seed": 5},
+}
 PIECES, TOKENS = 4, 11
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
@@ -104,6 +110,46 @@ def test_a_request_gets_the_logprobs_that_plain_vllm_gives_it_alone(
             assert_logprobs_close(answer, wanted)
     (stats,) = llm.rpc("redrafter_stats")
     assert stats["sampled_tokens"] > stats["verifications"] + 20, "little was accepted"
+
+
+@pytest.mark.parametrize("limits", [[0] * 4, [2] * 4, [0, 1, 5, 8]], ids=str)
+def test_no_request_has_more_nodes_verified_than_it_asks_for(
+    limits: list[int],
+    engine_and_plain: tuple[Engine, Plain],
+    few_tokens_plain: dict[str, list[list[int]]],
+) -> None:
+    llm, _ = engine_and_plain
+    load = few_tokens.requests("greedy", count=4)
+    for params, nodes in zip(load.params, limits, strict=True):
+        params.extra_args = {"redrafter": {"spec_tokens": nodes}}
+    llm.rpc("reset_redrafter_stats")
+    assert single_tokens_of(llm.run(load)) == few_tokens_plain["greedy"][:4]
+    (stats,) = llm.rpc("redrafter_stats")
+    assert stats["drafted_tokens"] <= max(limits) * stats["verifications"]
+    assert (stats["drafted_tokens"] > 0) == any(limits)
+    assert any(limits) or stats["undrafted_steps"] > 20
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_a_prompt_that_is_cached_but_for_one_token_is_no_draft(
+    name: str, engine_and_plain: tuple[Engine, Plain]
+) -> None:
+    """vLLM pads its first step to a verification, of which there is nothing to verify."""
+    llm, _ = engine_and_plain
+    # One block of 32 tokens and one token more; another text for each case.
+    prompt = [(token * (5 + len(name))) % few_tokens.VOCAB for token in range(33)]
+    load = Workload([prompt], [SamplingParams(max_tokens=40, ignore_eos=True, **CACHED[name])])
+    whole = tokens_of(llm.run(load))
+    cached = llm.counter("vllm:prefix_cache_hits")
+    names = [f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens")]
+    before = [*map(llm.counter, names)]
+    llm.rpc("reset_redrafter_stats")
+    assert tokens_of(llm.run(load)) == whole
+    assert llm.counter("vllm:prefix_cache_hits") == cached + 32
+    (stats,) = llm.rpc("redrafter_stats")
+    counted = [now - then for now, then in zip(map(llm.counter, names), before, strict=True)]
+    assert counted == [stats["verifications"], stats["drafted_tokens"]]
+    assert stats["verifications"] > 0
 
 
 def test_answers_in_sessions_while_requests_beside_are_drafted_for(

@@ -128,24 +128,6 @@ def test_all_sampling_parameters_and_grammars_in_one_batch(
         assert stats["sampled_tokens"] > 1.2 * stats["verifications"], "little was accepted"
 
 
-@pytest.mark.parametrize("limits", [[0, 0, 0, 0], [3, 3, 3, 3], [0, 1, 5, K]], ids=str)
-def test_no_request_has_more_nodes_verified_than_it_asks_for(
-    limits: list[int], oracle: Engine, greedy: list[list[list[int]]]
-) -> None:
-    common = {"temperature": 0, "max_tokens": 128, "ignore_eos": True}
-    params = [
-        SamplingParams(**common, extra_args={"redrafter": {"spec_tokens": nodes}})
-        for nodes in limits
-    ]
-    oracle.rpc("reset_redrafter_stats")
-    answers = oracle.run(workloads.Workload(GREEDY.prompts[:4], params))
-    assert tokens_of(answers) == greedy[:4]
-    (stats,) = oracle.rpc("redrafter_stats")
-    assert stats["drafted_tokens"] <= max(limits) * stats["verifications"]
-    assert (stats["drafted_tokens"] > 0) == any(limits)
-    assert any(limits) or stats["undrafted_steps"] > 100
-
-
 def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:
     oracle.run(GREEDY)
     # The oracle's log-probabilities are noise: the slope falls from 0.5 to 0, about which it varies
@@ -166,33 +148,6 @@ def test_max_model_len_reached_in_the_middle_of_a_tree(
     first = tokens_of(oracle.run(load))
     assert len(first[0][0]) == 20
     assert first == tokens_of(oracle.run(load))
-
-
-CACHED = {
-    "greedy": {"temperature": 0},
-    "repetition penalty": {"temperature": 0, "repetition_penalty": 1.3},
-    "temperature": {"temperature": 0.8, "seed": 5},
-}
-
-
-@pytest.mark.parametrize("name", CACHED)
-def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Engine) -> None:
-    """vLLM's scheduler would pad its first step to a verification, of rows for nothing."""
-    params = SamplingParams(max_tokens=40, ignore_eos=True, **CACHED[name])
-    # One block of 32 tokens and one token more; another text for each case.
-    first = 20 + 40 * list(CACHED).index(name)
-    load = workloads.Workload([list(range(first, first + 33))], [params])
-    whole = tokens_of(oracle.run(load))
-    cached = oracle.counter("vllm:prefix_cache_hits")
-    names = [f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens")]
-    before = [*map(oracle.counter, names)]
-    oracle.rpc("reset_redrafter_stats")
-    assert tokens_of(oracle.run(load)) == whole
-    assert oracle.counter("vllm:prefix_cache_hits") == cached + 32
-    (stats,) = oracle.rpc("redrafter_stats")
-    counted = [now - then for now, then in zip(map(oracle.counter, names), before, strict=True)]
-    assert counted == [stats["verifications"], stats["drafted_tokens"]]
-    assert stats["verifications"] > 0
 
 
 # Features, on a target of so few tokens that a random drafter is often right

@@ -86,49 +86,19 @@ def test_aborted_requests_leave_the_others_as_they_were(oracle: Engine, plain_v2
             assert tokens_of([answers[index]])[0] == expected
 
 
-def test_a_prompt_that_is_cached_but_for_one_token_is_no_draft(oracle: Engine) -> None:
-    """vLLM pads its first step to a verification, of which there is nothing to verify."""
-    load = workloads.Workload([list(range(40, 73))], GREEDY.params[:1])
-    cached = oracle.counter("vllm:prefix_cache_hits")
-    whole = tokens_of(oracle.run(load))
+def test_statistics_agree_with_vllm_s_counters(oracle: Engine, plain_v2: Plain) -> None:
     oracle.rpc("reset_redrafter_stats")
     before = counters(oracle)
-    assert tokens_of(oracle.run(load)) == whole
-    assert oracle.counter("vllm:prefix_cache_hits") == cached + 32
-    drafts, _, nodes = counters(oracle, before)
-    (stats,) = oracle.rpc("redrafter_stats")
-    # The last verification may be one that the scheduler did not wait for.
-    assert 0 < drafts <= stats["verifications"] <= drafts + 1
-    assert 0 < nodes <= stats["drafted_tokens"] <= nodes + 12
-
-
-@pytest.mark.parametrize(
-    "extra_args", [None, {"redrafter": {"spec_tokens": 2}}, {"redrafter.spec_tokens": 0}]
-)
-def test_requests_get_the_nodes_that_they_want_and_statistics_agree_with_vllm_s_counters(
-    oracle: Engine, plain_v2: Plain, extra_args: dict[str, Any] | None
-) -> None:
-    params = [given.clone() for given in GREEDY.params[:3]]
-    for given in params:
-        given.extra_args = extra_args
-    oracle.rpc("reset_redrafter_stats")
-    before = counters(oracle)
-    answers = oracle.run(workloads.Workload(GREEDY.prompts[:3], params))
+    answers = oracle.run(workloads.Workload(GREEDY.prompts[:3], GREEDY.params[:3]))
     assert tokens_of(answers) == greedy(plain_v2, 3)
     drafts, accepted, nodes = counters(oracle, before)
     (stats,) = oracle.rpc("redrafter_stats")
-    if extra_args and "redrafter" in extra_args:
-        assert stats["verifications"] < stats["drafted_tokens"] <= 2 * stats["verifications"]
-    elif extra_args:
-        assert stats["drafted_tokens"] == 0
-        assert stats["undrafted_steps"] >= GREEDY_TOKENS - 1
-    else:
-        # The worker verifies once more for a request whose end is not yet known to the scheduler,
-        # and a request's last verification may output more than is taken.
-        assert 0 < drafts <= stats["verifications"] <= drafts + 3
-        assert accepted <= stats["sampled_tokens"] - stats["verifications"] <= accepted + 6 * 5
-        assert 0 < nodes <= stats["drafted_tokens"] <= nodes + 3 * 12
-        assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
+    # The worker verifies once more for a request whose end is not yet known to the scheduler, and
+    # a request's last verification may output more than is taken.
+    assert 0 < drafts <= stats["verifications"] <= drafts + 3
+    assert accepted <= stats["sampled_tokens"] - stats["verifications"] <= accepted + 6 * 5
+    assert 0 < nodes <= stats["drafted_tokens"] <= nodes + 3 * 12
+    assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
 
 
 def test_max_model_len_and_min_tokens_inside_a_tree(oracle: Engine, plain_v2: Plain) -> None:
