@@ -204,8 +204,8 @@ def of_answers(gpu: Gpu, requests: int) -> Iterator[Timed]:
     """Of a few tokens over and over: a text's last ones stand in an answer at 32 places."""
     case, rows = f"{requests} requests", torch.arange(requests, device=gpu.device)
     text = (torch.arange(ANSWER_PLACES, device=gpu.device) % 8).int().repeat(requests, 1)
-    num_tokens, origins = torch.full_like(text[:, 0], ANSWER_PLACES), torch.zeros_like(text[:, :2])
-    store = AnswerStore.empty((text, num_tokens, origins), (requests, MOST_PLACES), seed=0)
+    texts = text, torch.full_like(text[:, 0], ANSWER_PLACES), text.new_zeros(2, requests + 1)
+    store = AnswerStore.empty(texts, (requests, MOST_PLACES), seed=0)
     slots, entered = rows.int(), text.numel() * (4 + 8 + 3 * 8)
     yield Timed("entered", case, entered, gpu.in_graph(lambda: enter_answers(slots, store)))
     paths = MatchBuffers(requests, 2, LONGEST_PATH, ANSWER_PLACES, gpu.device)

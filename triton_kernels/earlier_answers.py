@@ -44,11 +44,12 @@ def _enter_answers(
     slots,  # [ANSWERS] int32
     text,  # [slots, TOKENS] int32
     num_tokens,  # [slots] int32
-    origins,  # [slots, 2] int32
+    origins,  # [2, SLOTS + 1] int32
     ring,  # [2, CAPACITY] int32, written
     links,  # [3, CAPACITY] int64, changed
     state,  # [3 + NEWEST] int64, changed
     ANSWERS,
+    SLOTS,
     TOKENS,
     NEWEST,
     CAPACITY: tl.constexpr,
@@ -58,9 +59,9 @@ def _enter_answers(
     end, count, seed = tl.load(state), tl.load(state + 1), tl.load(state + 2).to(tl.uint32)
     for answer in range(ANSWERS):
         slot = tl.load(slots + answer).to(tl.int64)
-        partition = tl.load(origins + 2 * slot)
+        partition = tl.load(origins + slot)
         last = tl.load(num_tokens + slot)
-        first = tl.maximum(tl.load(origins + 2 * slot + 1), last - (CAPACITY - 1))
+        first = tl.maximum(tl.load(origins + SLOTS + 1 + slot), last - (CAPACITY - 1))
         size = last - first
         if (partition >= 0) & (size > SHORTEST):
             tl.store(state + 3 + count % NEWEST, end)
@@ -101,7 +102,7 @@ def _find_earlier(
     probabilities,  # [2, CLASSES, LENGTH] fp32
     text,  # [slots, TOKENS] int32
     num_tokens,  # [slots] int32
-    origins,  # [slots, 2] int32
+    origins,  # [2, SLOTS + 1] int32
     ring,  # [2, CAPACITY] int32
     links,  # [3, CAPACITY] int64
     state,  # [3 + NEWEST] int64
@@ -119,7 +120,7 @@ def _find_earlier(
     request = tl.program_id(0)
     entry = tl.load(entries + request)
     slot = tl.minimum(entry, SLOTS - 1)
-    partition = tl.where(entry < SLOTS, tl.load(origins + 2 * slot), -1)
+    partition = tl.where(entry < SLOTS, tl.load(origins + slot), -1)
     last = tl.load(num_tokens + slot) - 1
     own = text + slot * TOKENS + last
     end, count, bucket = tl.load(state), tl.load(state + 1), tl.load(state + 2).to(tl.uint32)
@@ -207,8 +208,8 @@ class AnswerStore(NamedTuple):
 
     Attributes:
         text, num_tokens: [slots, T] and [slots] int32.
-        origins: [slots, 2] int32, each text's partition and where its answer begins; of a partition
-            below 0 nothing is entered, and nothing found.
+        origins: [2, slots + 1] int32, each text's partition, and where its answer begins; of a
+            partition below 0 nothing is entered, and nothing found.
         ring: [2, C] int32, tokens and partitions.
         links: [3, C] int64, the last place of the same hash before each place, then the newest of
             each of 2 C hashes; -1 for none.
@@ -243,7 +244,7 @@ class AnswerStore(NamedTuple):
         return {
             "text": (self.text, int32, (slots, size)),
             "num_tokens": (self.num_tokens, int32, (slots,)),
-            "origins": (self.origins, int32, (slots, 2)),
+            "origins": (self.origins, int32, (2, slots + 1)),
             "ring": (self.ring, int32, (2, places)),
             "links": (self.links, torch.int64, (3, places)),
             "state": (self.state, torch.int64, (4,)),
@@ -254,7 +255,7 @@ def enter_answers(slots: Tensor, store: AnswerStore) -> None:
     """Enter the answers of finished requests in `slots` [A] int32, in this order; A may be 0."""
     require_layout(store.ring.device, slots=(slots, torch.int32, (0,)), **store.layout())
     _enter_answers[(1,)](
-        *(slots, *store, slots.shape[0], store.text.shape[1], store.state.shape[0] - 3),
+        *(slots, *store, slots.shape[0], *store.text.shape, store.state.shape[0] - 3),
         CAPACITY=store.ring.shape[1],
         num_warps=8,
     )

@@ -21,7 +21,7 @@ Tokens = Sequence[int]
 
 
 def new_store(newest: int, device: torch.device, seed: int = 0) -> AnswerStore:
-    shapes = (SLOTS, ROOM), (SLOTS,), (SLOTS, 2)
+    shapes = (SLOTS, ROOM), (SLOTS,), (2, SLOTS + 1)
     texts = tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
     return AnswerStore.empty(texts, (newest, PLACES), seed)
 
@@ -32,7 +32,7 @@ def write(store: AnswerStore, texts: Sequence[tuple[Tokens, int]], prompts: Toke
     for slot, (text, partition), prompt in zip(slots.tolist(), texts, prompts, strict=True):
         store.text[slot] = torch.tensor([*text, *(text or [0]) * ROOM][:ROOM])
         store.num_tokens[slot] = len(text)
-        store.origins[slot] = torch.tensor([partition, prompt])
+        store.origins[:, slot] = torch.tensor([partition, prompt])
     return slots
 
 
@@ -73,7 +73,7 @@ def test_the_best_paths_after_any_history_are_the_reference_s(
     kinds = samples.float().to(device), probabilities.to(device)
     find_earlier(slots, *kinds, VOCAB, store, out)
     kept = earlier_answers.entered(answers, newest, PLACES)
-    given = store.text[slots], store.num_tokens[slots], store.origins[slots, 0]
+    given = store.text[slots], store.num_tokens[slots], store.origins[0, slots]
     of_texts = (tensor.cpu() for tensor in given)
     earlier = earlier_answers.find_earlier(kept, *of_texts, (num_paths, path_length), VOCAB)
     expected = earlier_answers.merged(own, earlier, probabilities[samples])

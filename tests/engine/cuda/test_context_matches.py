@@ -20,7 +20,7 @@ from redrafter_testing.requests.answers import single_tokens_of
 pytestmark = pytest.mark.engine
 
 SHAPE = {"beam_width": 3, "beam_length": 3, "context_matches": 2}
-STORE, KEPT = "model_runner.earlier_answers.store", ("ring", "state")
+STORE, KEPT = "model_runner.table.earlier.store", ("ring", "state")
 Plain = dict[str, list[list[int]]]
 
 # Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.

@@ -90,7 +90,8 @@ def matching(trees: ScoredTrees, verification: Verification) -> ContextMatching:
     config = ReDrafterConfig(K, WIDTH, LENGTH, context_matches=2, earlier_answers=0)
     searches = {0: SearchShape(0, 0), LENGTH: SearchShape(WIDTH, LENGTH)}
     totals = torch.zeros(4, dtype=torch.int64)
-    made = ContextMatching(config, states, trees, verification, searches, totals)
+    table: Any = SimpleNamespace(config=config, trees=trees, verification=verification)
+    made = ContextMatching(table, states, searches, totals)
     made.probabilities.uniform_(0.1, 0.9, generator=generator)
     verification.temperatures[0] = 1.0
     return made

@@ -13,12 +13,10 @@ from torch import Tensor
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
-from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.earlier_answers import EarlierAnswers
-from vllm_redrafter.engine.cuda.verification import Verification
+from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
-from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 from vllm_redrafter.triton_kernels.earlier_answers import find_earlier
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
 from vllm_redrafter.triton_kernels.join_matches import JoinedBuffers, SearchedNodes, join_matches
@@ -54,10 +52,8 @@ class ContextMatching:
 
     def __init__(
         self,
-        config: ReDrafterConfig,
+        table: TreeTable,
         states: RequestState,
-        trees: ScoredTrees,
-        verification: Verification,
         searches: Mapping[int, SearchShape],
         totals: Tensor,
     ) -> None:
@@ -67,10 +63,13 @@ class ContextMatching:
             totals: [4] int64, added to: nodes on paths of own text that were verified, and those
                 accepted; then of earlier answers.
         """
-        self.trees, self.verification, self._totals = trees, verification, totals
+        config, verification = table.config, table.verification
+        self.trees, self.verification, self._totals = table.trees, verification, totals
         self._text, self._num_tokens = states.all_token_ids.gpu, states.total_len.gpu
         self._vocab_size = states.vocab_size
-        self.earlier = EarlierAnswers(config, states) if config.earlier_answers else None
+        self.earlier: EarlierAnswers | None = None
+        if config.earlier_answers:
+            self.earlier = EarlierAnswers(config, states, table.of_requests)
         paths = config.context_matches, config.path_length
         requests, device = states.max_num_reqs, verification.path.device
         prior = torch.tensor(prior_acceptance(config.path_length), device=device).float()

@@ -21,30 +21,29 @@ class EarlierAnswers:
     """Says whose answers a request may see, and enters its own when it finishes, in `store`, which
     drafts search: CUDA graphs hold its addresses."""
 
-    def __init__(self, config: ReDrafterConfig, states: RequestState) -> None:
+    def __init__(
+        self, config: ReDrafterConfig, states: RequestState, of_requests: StagedWriteTensor
+    ) -> None:
         self._states, self._with_prompts = states, config.earlier_prompts
         self._partitions = Partitions(config.earlier_answers)
         # Of requests that have begun and not finished, and of those that began before a reset.
         self._begun, self._forgotten = set[str](), set[str]()
-        self._origins = StagedWriteTensor((states.max_num_reqs, 2), torch.int32, states.device)
-        texts = states.all_token_ids.gpu, states.total_len.gpu, self._origins.gpu
+        self._of_requests = of_requests
+        texts = states.all_token_ids.gpu, states.total_len.gpu, of_requests.gpu[2:]
         sizes = config.earlier_answers, num_places(config.earlier_answers)
         # Texts that were made to share a hash would make all drafts slow.
         self.store = AnswerStore.empty(texts, sizes, seed=secrets.randbits(32))
-        enter_answers(self._origins.gpu[:0, 0], self.store)  # compiled before a request finishes
+        enter_answers(texts[1][:0], self.store)  # compiled before a request finishes
 
-    def begin(self, requests: Iterable[NewRequestData]) -> None:
-        """Requests that have got a slot."""
-        for new in requests:
-            self._begun.add(new.req_id)
-            params = new.sampling_params
-            key = partition_of(params and params.extra_args, new.lora_request)
-            partition = -1 if key is None else self._partitions.id_of(key)
-            is_entered = self._with_prompts and new.prompt_embeds is None
-            begin = 0 if is_entered else new.prompt_len
-            slot = self._states.req_id_to_index[new.req_id]
-            self._origins.stage_write(slot, 0, [partition, begin])
-        self._origins.apply_write()
+    def begin(self, slot: int, new: NewRequestData) -> None:
+        """A request that has got a slot; what is staged of it is written with the table's."""
+        self._begun.add(new.req_id)
+        params = new.sampling_params
+        key = partition_of(params and params.extra_args, new.lora_request)
+        partition = -1 if key is None else self._partitions.id_of(key)
+        is_entered = self._with_prompts and new.prompt_embeds is None
+        for row, value in enumerate((partition, 0 if is_entered else new.prompt_len), start=2):
+            self._of_requests.stage_write(row, slot, [value])
 
     def finish(self, names: Iterable[str]) -> None:
         """Requests that finish, and still have their slots unless they were preempted."""

@@ -74,6 +74,8 @@ class VerifyingState(ModelState):
         options = None if params is None else params.extra_args
         samples = params is not None and params.temperature > 0
         self.table.add_request(req_index, chain, requested_nodes(options, most), samples)
+        if self.table.earlier is not None:
+            self.table.earlier.begin(req_index, new_req_data)
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()

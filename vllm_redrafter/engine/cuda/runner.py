@@ -122,11 +122,9 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         ):
             super().__init__(vllm_config, device)
         self.settings = Settings.of(vllm_config)
-        self.trunk = self.earlier_answers = None
+        self.trunk = None
         if self.speculator is not None:
             self.table, self.trunk = self.speculator.table, self.speculator.trunk
-            if self.speculator.matching is not None:
-                self.earlier_answers = self.speculator.matching.earlier
         else:
             self.table = TreeTable(self.settings.config, self.max_num_reqs, device)
         if self.pp_handler is not None:
@@ -208,14 +206,9 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> None:
         """As vLLM does; first, answers are entered of slots that become free."""
-        if self.earlier_answers is not None:
-            self.earlier_answers.finish(scheduler_output.finished_req_ids)
+        if self.table.earlier is not None:
+            self.table.earlier.finish(scheduler_output.finished_req_ids)
         super().finish_requests(scheduler_output)
-
-    def add_requests(self, scheduler_output: SchedulerOutput) -> None:
-        super().add_requests(scheduler_output)
-        if self.earlier_answers is not None:
-            self.earlier_answers.begin(scheduler_output.scheduled_new_reqs)
 
     def gather_batch_req_state(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any

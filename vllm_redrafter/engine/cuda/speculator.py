@@ -104,8 +104,9 @@ class TreeSpeculator(BaseSpeculator):
             self.confidence.estimator.start_from(self.recorded)
         self.matching: ContextMatching | None = None
         if matches:
-            made = self.trees, self.verification, shapes, self.meter.counts[3:]
-            self.matching = ContextMatching(self.config, req_states, *made)
+            totals = self.meter.counts[3:]
+            self.matching = ContextMatching(self.table, req_states, shapes, totals)
+            self.table.earlier = self.matching.earlier
 
     @property
     def config(self) -> ReDrafterConfig:
@@ -258,7 +259,7 @@ class TreeSpeculator(BaseSpeculator):
             out=self.trees,
             entries=slots,
             log_odds=found.log_odds,
-            node_limits=NodeLimits(self.table.chains.gpu, self.table.limits.gpu),
+            node_limits=NodeLimits(*self.table.of_requests.gpu[:2]),
             drafts=self.drafts[:requests],
             match_classes=found.match_classes,
         )

@@ -25,6 +25,7 @@ from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 
 if TYPE_CHECKING:
     from vllm_redrafter.engine.cuda.budget import TreeBudget
+    from vllm_redrafter.engine.cuda.earlier_answers import EarlierAnswers
 
 
 class TreeRowsInCache(NamedTuple):
@@ -140,10 +141,11 @@ class TreeTable:
     Attributes:
         config: replaced before the first draft, if at all.
         trees: drafted last; the entry past the slots takes what padding rows draft.
-        chains: [slots + 1] int32 on the device, 1 for requests that get a chain.
-        limits: [slots + 1] int32 on the device, each request's maximum of nodes.
+        of_requests: [4, slots + 1] int32 on the device, 1 for those that get a chain, each one's
+            maximum of nodes, and the origins of `AnswerStore`.
         wants_nodes, samples: [slots] bool on the host: is that above 0, and the temperature?
         budget: whether to draft and how many nodes to verify; None: always, and all.
+        earlier: answers of finished requests; None where none are kept.
     """
 
     def __init__(self, config: ReDrafterConfig, slots: int, device: torch.device) -> None:
@@ -151,24 +153,23 @@ class TreeTable:
         nodes = config.num_speculative_tokens
         self.trees = ScoredTrees(slots + 1, nodes, device)
         self.trees.clear()
-        self.chains = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
-        self.limits = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
+        # One launch for all that a step admits; and one for their trees.
+        self.of_requests = StagedWriteTensor((4, slots + 1), dtype=torch.int32, device=device)
         self.wants_nodes, self.samples = np.zeros((2, slots), dtype=np.bool_)
-        # New requests' trees: one launch for all that a step admits.
         self._num_nodes = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
         self._num_nodes.gpu = self.trees.num_nodes
         self.verification = Verification(slots, nodes, device)
         self.meter = StepTimer(device)
         self.budget: TreeBudget | None = None
+        self.earlier: EarlierAnswers | None = None
 
     def add_request(self, slot: int, chain: bool, limit: int, samples: bool) -> None:
         """A new request, with its root alone. vLLM may pad it to a verification nonetheless."""
         self._num_nodes.stage_write_elem(slot, 1)
-        self.chains.stage_write_elem(slot, int(chain))
-        self.limits.stage_write_elem(slot, limit)
+        for row, value in enumerate((int(chain), limit)):
+            self.of_requests.stage_write(row, slot, [value])
         self.wants_nodes[slot], self.samples[slot] = limit > 0, samples
 
     def apply_staged_writes(self) -> None:
         self._num_nodes.apply_write()
-        self.chains.apply_write()
-        self.limits.apply_write()
+        self.of_requests.apply_write()

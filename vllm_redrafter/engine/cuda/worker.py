@@ -67,7 +67,7 @@ class TreeWorker(WorkerBase):
 
     def reset_earlier_answers(self) -> None:
         """Forget them, when vLLM forgets cached prefixes."""
-        if (earlier := self.model_runner.earlier_answers) is not None:
+        if (earlier := self.model_runner.table.earlier) is not None:
             earlier.clear()
 
     def sleep(self, level: int = 1) -> None:

@@ -178,7 +178,7 @@ def match(paths: int = 2, depth: int = 8, tokens: int = 32_768, requests: int = 
     text, of_slots = integers(requests, tokens), integers(requests)
     find_matches(text, of_slots, entries, 32_000, found)
     probabilities, temperatures = torch.zeros(2, MATCH_CLASSES, depth), torch.zeros(requests)
-    texts = text, of_slots, integers(requests, 2)
+    texts = text, of_slots, integers(2, requests + 1)
     store = AnswerStore.empty(texts, (10_000, 1 << 20), seed=0)
     find_earlier(entries, temperatures, probabilities, 32_000, store, found)
     enter_answers(of_slots, store)
