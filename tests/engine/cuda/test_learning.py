@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafts learn of the nodes that were verified, and matches that join them, on kernels.
+"""What drafts learn of the nodes that were verified, and matches that join them, on kernels; trees
+of matches are the CPU engine's.
 
 A match is a prompt-lookup (n-gram) match: a continuation of an earlier occurrence in the text.
 """
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from itertools import pairwise
+from itertools import chain, count, pairwise
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from redrafter_testing.algorithm.context_matches import search_and_paths
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
@@ -20,14 +24,20 @@ from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpr
 
 ON_GPU = torch.cuda.is_available()
 KERNELS = ("find_matches", "join_matches", "observe_matches", "observe_nodes")
+KERNELS += ("build_tree", "earlier_answers")
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
+        "vllm_redrafter.engine.cuda.earlier_answers",
         "vllm_redrafter.engine.cuda.context_matching",
         "vllm_redrafter.engine.cuda.node_confidence",
     )
 
 from vllm_redrafter.config import ReDrafterConfig  # noqa: E402
+from vllm_redrafter.drafting import earlier_answers as on_host  # noqa: E402
+from vllm_redrafter.drafting.proposer import Proposer  # noqa: E402
+from vllm_redrafter.engine.cpu.context_matching import ContextMatching as OnHost  # noqa: E402
+from vllm_redrafter.engine.cuda import earlier_answers as on_device  # noqa: E402
 from vllm_redrafter.engine.cuda.context_matching import ContextMatching, ScoredNodes  # noqa: E402
 from vllm_redrafter.engine.cuda.node_confidence import (  # noqa: E402
     FIRST_REFIT,
@@ -36,10 +46,15 @@ from vllm_redrafter.engine.cuda.node_confidence import (  # noqa: E402
 )
 from vllm_redrafter.engine.cuda.verification import Verification  # noqa: E402
 from vllm_redrafter.tree.beam_search import ExploredNodes  # noqa: E402
-from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
-from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
+from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, LONGEST_MATCH  # noqa: E402
+from vllm_redrafter.tree.policy import MATCHES, SearchShape  # noqa: E402
+from vllm_redrafter.triton_kernels.build_tree import (  # noqa: E402
+    NodeLimits,
+    ScoredTrees,
+    build_tree,
+)
 
-REQUESTS, K, LENGTH, WIDTH = 4, 6, 3, 3
+REQUESTS, K, LENGTH, WIDTH, VOCAB = 4, 6, 3, 3, 4
 SLOT = torch.tensor([2])
 """Of the batch's only request."""
 pytestmark = pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
@@ -80,21 +95,26 @@ def confidence(trees: ScoredTrees, verification: Verification) -> NodeConfidence
 def matching(trees: ScoredTrees, verification: Verification) -> ContextMatching:
     """Texts of four tokens, so that most have matches, of 1, 5, 30 and 40 tokens."""
     generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(4, (REQUESTS, 40), generator=generator).int()
-    states: Any = SimpleNamespace(
-        max_num_reqs=REQUESTS,
-        vocab_size=4,
-        all_token_ids=SimpleNamespace(gpu=texts),
-        total_len=SimpleNamespace(gpu=torch.tensor([1, 5, 30, 40], dtype=torch.int32)),
-    )
+    texts = torch.randint(VOCAB, (REQUESTS, 40), generator=generator).int()
     config = ReDrafterConfig(K, WIDTH, LENGTH, context_matches=2, earlier_answers=0)
-    searches = {0: SearchShape(0, 0), LENGTH: SearchShape(WIDTH, LENGTH)}
-    totals = torch.zeros(4, dtype=torch.int64)
-    table: Any = SimpleNamespace(config=config, trees=trees, verification=verification)
-    made = ContextMatching(table, states, searches, totals)
+    table = SimpleNamespace(config=config, trees=trees, verification=verification)
+    made = matching_of(table, texts, torch.tensor([1, 5, 30, 40]).int(), {})
     made.probabilities.uniform_(0.1, 0.9, generator=generator)
     verification.temperatures[0] = 1.0
     return made
+
+
+def matching_of(table: Any, texts: Tensor, sizes: Tensor, slots: dict[str, int]) -> ContextMatching:
+    states: Any = SimpleNamespace(
+        max_num_reqs=REQUESTS,
+        vocab_size=VOCAB,
+        device=texts.device,
+        all_token_ids=SimpleNamespace(gpu=texts),
+        total_len=SimpleNamespace(gpu=sizes),
+        req_id_to_index=slots,
+    )
+    searches = {0: SearchShape(0, 0), LENGTH: SearchShape(WIDTH, LENGTH)}
+    return ContextMatching(table, states, searches, torch.zeros(4, dtype=torch.int64))
 
 
 @pytest.fixture
@@ -140,6 +160,87 @@ def test_kernels_join_what_torch_does_in_three_launches(
         torch.testing.assert_close(getattr(of_kernels.nodes, name), getattr(expected.nodes, name))
     torch.testing.assert_close(of_kernels[1:], expected[1:])
     assert graph.num_nodes == 3
+
+
+OF_REQUESTS = {}, {}, {"redrafter.salt": "a"}, {"redrafter": {"share": False}}
+ADAPTERS = None, None, SimpleNamespace(lora_name="a", lora_path="/a")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_trees_of_paths_are_the_cpu_engine_s_after_any_history(
+    seed: int, trees: ScoredTrees, verification: Verification, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tenants, users of an adapter, and who shares nothing; what is kept overflows, is cleared,
+    and has tokens that are none of the vocabulary."""
+    draw, names, slots, prompts = Random(seed), map(str, count()), {}, {}
+    places, newest = draw.choice([64, 512]), draw.choice([2, 50])
+    for module in (on_host, on_device):
+        monkeypatch.setattr(module, "num_places", lambda _: places)
+    config = ReDrafterConfig(K, earlier_answers=newest, earlier_prompts=seed % 2 > 0)
+    kept = (REQUESTS, 200), (REQUESTS,), (4, REQUESTS + 1)
+    texts, sizes, of_requests = (torch.zeros(size, dtype=torch.int32) for size in kept)
+    table = SimpleNamespace(config=config, trees=trees, verification=verification)
+    table.of_requests = SimpleNamespace(
+        gpu=of_requests, stage_write=lambda row, slot, values: of_requests[row, slot].fill_(*values)
+    )
+    device, host = matching_of(table, texts, sizes, slots), OnHost(config, VOCAB)
+    proposer: Any = type("Searchless", (Proposer,), {"explore": None})(config)
+    chances = proposer.match_acceptance.probabilities
+    chances[:] = device.probabilities.copy_(
+        torch.tensor(draw.choices(range(1, 99), k=chances.size)).view(chances.shape) / 100
+    )
+    batch: Any = SimpleNamespace(token_ids_cpu=texts.numpy(), num_tokens_no_spec=sizes.numpy())
+    batch.req_prompt_embeds = {}
+    phrases = [draw.choices(range(VOCAB + 1), k=12) for _ in range(5)]
+    seen = set[int]()
+    for _ in range(20):
+        finished, requests, new = {n for n in slots if draw.random() < 0.4}, {}, []
+        device.earlier.finish(finished)
+        for name in finished:
+            text, begin = texts[slots[name], : sizes[slots.pop(name)]].tolist(), prompts[name]
+            parts = {"prompt_token_ids": text[:begin], "output_token_ids": text[begin:]}
+            requests[name] = SimpleNamespace(prompt_embeds=None, **parts)
+        for slot in {*range(REQUESTS)} - {*slots.values()}:
+            slots[name := next(names)] = slot
+            sizes[slot] = prompts[name] = draw.randint(1, 12)
+            texts[slot, :12] = torch.tensor(draw.choice(phrases))
+            begun = SimpleNamespace(req_id=name, prompt_len=prompts[name], prompt_embeds=None)
+            begun.sampling_params = SimpleNamespace(extra_args=draw.choice(OF_REQUESTS))
+            begun.lora_request = draw.choice(ADAPTERS)
+            new.append(begun)
+            device.earlier.begin(slot, begun)
+        host.update(SimpleNamespace(finished_req_ids=finished, scheduled_new_reqs=new), requests)
+        if draw.random() < 0.1:
+            device.earlier.clear()
+            host.forget_answers()
+        for slot, size in enumerate(sizes.tolist()):
+            parts = [draw.choice(phrases)[draw.randint(0, 8) :] for _ in range(draw.choice([1, 6]))]
+            text = [*chain.from_iterable(parts)][: 200 - size]
+            texts[slot, size : size + len(text)] = torch.tensor(text)
+            sizes[slot] += len(text)
+
+        asked = draw.sample(sorted(slots), draw.randint(1, REQUESTS))
+        at = torch.tensor([slots[name] for name in asked])
+        temperatures = verification.temperatures[: len(at)]
+        temperatures.copy_(torch.tensor(draw.choices([0, 1], k=len(at))))
+        nothing = torch.zeros(len(at), 0, 0, dtype=torch.int64)
+        search = ScoredNodes(ExploredNodes(nothing, nothing, nothing.float()), None)
+        nodes, _, classes = device.join(0, search, at)
+        of_nodes, limits = (nodes.tokens, nodes.back_pointers, nodes.log_probs), of_requests[:2]
+        drafts, roots = torch.zeros(len(at), K, dtype=torch.int64), torch.zeros_like(at)
+        build_tree(roots, *of_nodes, trees, at, NodeLimits(*limits), drafts, match_classes=classes)
+        sampled, most = temperatures.numpy() > 0, np.full(len(at), K)
+        paths = host.matches(batch, at.tolist(), asked, sampled, chances)
+        draft = proposer.propose(None, roots, None, most, sampled, MATCHES, None, paths)
+        used, of_tree = draft.tree.is_node, (draft.tree.tokens, draft.tree.parents)
+        expected = *of_tree, *map(torch.from_numpy, (draft.match_classes, draft.survival))
+        found = trees.tokens, trees.parents, trees.match_classes, trees.log_probs.exp()
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours[at][used], theirs[used], check_dtype=False)
+        assert trees.log_probs[at][~used].isneginf().all()
+        seen |= {*draft.match_classes.flatten().tolist()}
+    of_earlier = {(of - 1) % LENGTH_CLASSES >= LONGEST_MATCH for of in seen if of}
+    assert of_earlier == {False, True}, "of one source alone"
 
 
 def test_kernels_learn_of_matches_what_torch_does_in_one_launch(learning: ContextMatching) -> None:

@@ -26,8 +26,9 @@ class ContextMatching:
         if config.earlier_answers:
             self._answers = AnswerStore(config.earlier_answers, vocab_size)
         self._partitions = Partitions(config.earlier_answers)
-        # By request; below 0 where it shares nothing.
+        # By request; below 0 where it shares nothing. What began before a reset is not entered.
         self._partition_of: dict[str, int] = {}
+        self._forgotten = set[str]()
 
     def update(
         self, scheduled: SchedulerOutput, requests: Mapping[str, CachedRequestState]
@@ -38,7 +39,8 @@ class ContextMatching:
         # A set of names has another order in each process; drafts shall not depend on it.
         for name in sorted(scheduled.finished_req_ids):
             partition = self._partition_of.pop(name, -1)
-            if (request := requests.get(name)) is not None:
+            request = requests.get(name)
+            if request is not None and name not in self._forgotten:
                 self._answers.enter(self._answer(request), partition)
         for new in scheduled.scheduled_new_reqs:
             params = new.sampling_params
@@ -56,7 +58,7 @@ class ContextMatching:
         """Those of requests known so far too: that one has finished is told at the next step."""
         if self._answers is not None:
             self._answers.clear()
-            self._partition_of = dict.fromkeys(self._partition_of, -1)
+            self._forgotten = {*self._partition_of}
 
     def matches(
         self,
