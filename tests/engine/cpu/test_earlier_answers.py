@@ -2,7 +2,6 @@
 """Earlier answers in vLLM's CPU engine: what they bring, and who sees whose."""
 
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
-from redrafter_testing.requests.tenants import ANSWERED, ASKED, Tenants, record_drafts
+from redrafter_testing.requests.tenants import Tenants, foreign_canaries, record_drafts
 
 pytestmark = pytest.mark.engine
 
@@ -58,23 +57,6 @@ def test_what_was_asked_before_takes_fewer_steps_and_has_the_same_answer(
             assert forgets or stats["accepted_earlier_tokens"] > 100
         assert steps[1] < 0.7 * min(steps[0], steps[2]), name
     assert llm.counter("vllm:num_preemptions") > 0
-
-
-def foreign_canaries(llm: Engine, tenants: Tenants) -> list[int]:
-    """How many nodes were drafted with a token of another tenant's prompts, and of its answers."""
-    llm.call(reset_prefix_cache)
-    llm.rpc("reset_redrafter_stats")
-    (before,) = llm.rpc(attrgetter("drafts"))
-    llm.run(tenants)
-    (drafts,) = llm.rpc(attrgetter("drafts"))
-    drafted = [(int(name[0]), token) for name, row in drafts[len(before) :] for token in row]
-    assert {tenant for tenant, _ in drafted} == {0, 1, 2, 3}
-    (stats,) = llm.rpc("redrafter_stats")
-    assert stats["accepted_earlier_tokens"] > 50, "hardly anything was shared"
-    return [
-        sum(token in canaries and token != canaries[tenant] for tenant, token in drafted)
-        for canaries in (ASKED, ANSWERED)
-    ]
 
 
 def test_no_tenant_is_drafted_what_only_another_one_s_text_has(

@@ -4,6 +4,8 @@
 `test_parity.py` has them beside chains, grammars and logprobs.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.tenants import Tenants, foreign_canaries, record_drafts
 
 pytestmark = pytest.mark.engine
 
@@ -81,22 +84,58 @@ def test_output_equals_plain_whatever_each_step_s_budget_and_of_matches_alone(
         assert launched[0] == launched[1] + 1
 
 
-def test_output_without_a_drafter_equals_plain_and_is_faster_with_what_was_answered_before(
-    few_tokens_target: Path, few_tokens_plain: Plain
-) -> None:
+@pytest.fixture(scope="module")
+def searchless(few_tokens_target: Path) -> Iterator[Engine]:
+    """Without a drafter."""
     with engine(few_tokens_target, method="redrafter") as llm:
         llm.rpc(inside_worker.reload_drafter)
         llm.rpc(budgets.force, 0.9)
-        for sampling, expected in few_tokens_plain.items():
-            runs = [run(llm, sampling, forgets=forgets) for forgets in (True, False)]
-            (answers, first), (again, stats) = runs
-            assert answers == again == expected
-            assert stats["matched_tokens"] + stats["earlier_tokens"] == stats["drafted_tokens"]
-            assert stats["earlier_tokens"] >= stats["accepted_earlier_tokens"] > 50
-            assert stats["verifications"] < 0.8 * first["verifications"]
-            ring, state = (llm.rpc(inside_worker.value, f"{STORE}.{of}")[0] for of in KEPT)
-            kept = str(ring[0, : state[0]].tolist())[1:-1].split("-1, ")[1:]
-            assert len(expected) <= len(kept) <= 2 * len(expected), "preempted ones are not kept"
-            assert all(k.startswith(tuple(str(a[:15])[1:-1] for a in expected)) for k in kept)
-        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
-        assert replayed["draft"] > 10
+        yield llm
+
+
+def test_output_without_a_drafter_equals_plain_and_is_faster_with_what_was_answered_before(
+    searchless: Engine, few_tokens_plain: Plain
+) -> None:
+    llm = searchless
+    llm.rpc(recorded_graphs.replay, True)
+    for sampling, expected in few_tokens_plain.items():
+        runs = [run(llm, sampling, forgets=forgets) for forgets in (True, False)]
+        (answers, first), (again, stats) = runs
+        assert answers == again == expected
+        assert stats["matched_tokens"] + stats["earlier_tokens"] == stats["drafted_tokens"]
+        assert stats["earlier_tokens"] >= stats["accepted_earlier_tokens"] > 50
+        assert stats["verifications"] < 0.8 * first["verifications"]
+        ring, state = (llm.rpc(inside_worker.value, f"{STORE}.{of}")[0] for of in KEPT)
+        kept = str(ring[0, : state[0]].tolist())[1:-1].split("-1, ")[1:]
+        assert len(expected) <= len(kept) <= 2 * len(expected), "preempted ones are not kept"
+        assert all(k.startswith(tuple(str(a[:15])[1:-1] for a in expected)) for k in kept)
+    (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+    assert replayed["draft"] > 10
+
+
+def test_no_tenant_is_drafted_what_only_another_one_s_answers_have(searchless: Engine) -> None:
+    """From graphs; tenants that share see each other's answers, but no prompts."""
+    searchless.rpc(recorded_graphs.replay, True)
+    searchless.rpc(record_drafts)
+    asked, answered = foreign_canaries(searchless, Tenants(60, are_one=True))
+    assert asked == 0 and answered > 20
+    assert foreign_canaries(searchless, Tenants(150)) == [0, 0]
+
+
+def test_steps_have_at_most_two_launches_more_than_without_earlier_answers(
+    searchless: Engine,
+) -> None:
+    """One in drafts, outside of them one where requests have finished; no more where some begin."""
+    searchless.rpc(recorded_graphs.replay, False)
+    most: list[Counter[str]] = []
+    for keeps in (True, False):
+        searchless.rpc(inside_worker.count_launches, keeps)
+        for sampling in few_tokens.SAMPLING:
+            run(searchless, sampling, forgets=False)
+        (steps,) = searchless.rpc(inside_worker.value, "launches")
+        assert {finished for finished, _ in steps} == {False, True}
+        most.append(Counter())
+        for finished, launched in steps:
+            assert launched["_enter_answers"] == (finished and keeps)
+            most[-1] |= launched
+    assert most[0] - most[1] == {"_enter_answers": 1, "_find_earlier": 1}

@@ -11,6 +11,7 @@ from redrafter_testing.gpu import recorded_graphs, torch_lora
 from redrafter_testing.models.lora_adapters import ARGUMENTS, Adapted, make_adapter
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.tenants import Tenants, foreign_canaries, record_drafts
 
 pytestmark = pytest.mark.engine
 
@@ -56,6 +57,10 @@ def test_every_request_is_answered_with_its_adapter(
         assert_replayed(llm)
         assert llm.counter("vllm:num_preemptions") > 0
         assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 20, "drafts were hardly used"
+        # Of an adapter's users, none is drafted what only others' answers have.
+        llm.rpc(record_drafts)
+        assert foreign_canaries(llm, Tenants(100, are_one=True))[1] > 20
+        assert foreign_canaries(llm, Tenants(200, adapters=(first, second))) == [0, 0]
 
 
 def assert_replayed(llm: Engine) -> None:

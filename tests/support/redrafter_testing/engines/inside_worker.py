@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests ask of a V2 worker from inside its process, by `Engine.rpc`."""
 
+from collections import Counter
 from operator import attrgetter
 from typing import Any
 
@@ -97,6 +98,31 @@ def stop_sampling_in_chunks(worker: Any) -> list[int]:
 
     tree_verifier.get_max_chunk_logits, tree_verifier._iter_request_chunks = worker.whole
     return worker.chunks_of_steps
+
+
+def count_launches(worker: Any, keeps: bool) -> None:
+    """From here on fill `worker.launches`: of each step, whether requests had finished, and how
+    often it launched each kernel; as without earlier answers unless it `keeps` them."""
+    from triton.runtime.interpreter import GridExecutor
+
+    runner, worker.launches = worker.model_runner, []
+    if not hasattr(worker, "kept"):
+        worker.kept, execute, launch = (
+            runner.table.earlier,
+            runner.execute_model,
+            GridExecutor.__call__,
+        )
+
+        def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            worker.launches.append((bool(scheduled.finished_req_ids), Counter()))
+            return execute(scheduled, *args, **kwargs)
+
+        def launch_and_count(executor: Any, *args: Any, **kwargs: Any) -> None:
+            worker.launches[-1][1][executor.fn.__name__] += 1
+            launch(executor, *args, **kwargs)
+
+        runner.execute_model, GridExecutor.__call__ = execute_model, launch_and_count
+    runner.table.earlier = runner.speculator.matching.earlier = worker.kept if keeps else None
 
 
 def drafter_tensors(worker: Any) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
