@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`reload_weights` brings both models back from disk, into the same memory."""
 
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 pytestmark = pytest.mark.engine
 
 VOCAB = few_tokens.VOCAB
+STORE, KEPT = "model_runner.table.earlier.store", ("state", "links")
 
 
 def generate(llm: Engine) -> list[list[int]]:
@@ -49,19 +51,26 @@ def test_weights_come_back_in_place(few_tokens_target: Path, tmp_path: Path) -> 
         learned = llm.rpc(inside_worker.match_probabilities)
         ((addresses, weights),) = llm.rpc(inside_worker.drafter_tensors)
 
-        llm.rpc("sleep", 2)
+        assert llm.rpc(inside_worker.value, f"{STORE}.state")[0][0] > 20
+        llm.call(methodcaller("sleep", 2))
+        # What is found afterwards must not be what the pool's memory happens to hold.
+        state, links = (llm.rpc(inside_worker.value, f"{STORE}.{of}")[0] for of in KEPT)
+        assert not state[:2].any() and (links == -1).all(), "answers are not forgotten"
         ((_, lost),) = llm.rpc(inside_worker.drafter_tensors)
         assert not any(torch.equal(lost[name], weights[name]) for name in weights)
-        llm.rpc("wake_up", ["kv_cache"])
+        llm.call(methodcaller("wake_up", ["kv_cache"]))
         with pytest.raises(RuntimeError, match="the engine sleeps: wake it up first"):
             llm.rpc("redrafter_swap", str(drafter))
-        llm.rpc("wake_up", ["weights"])
+        llm.call(methodcaller("wake_up", ["weights"]))
         # However the target's weights will come.
         ((_, awake),) = llm.rpc(inside_worker.drafter_tensors)
         torch.testing.assert_close(awake, weights, rtol=0, atol=0)
         llm.rpc("reload_weights")
         assert llm.rpc(inside_worker.match_probabilities) == learned, "it is no weight"
         assert generate(llm) == before
+        llm.rpc("reset_redrafter_stats")
+        assert generate(llm) == before
+        assert llm.rpc("redrafter_stats")[0]["accepted_earlier_tokens"] > 20
         ((reloaded, restored),) = llm.rpc(inside_worker.drafter_tensors)
         assert reloaded == addresses
         torch.testing.assert_close(restored, weights, rtol=0, atol=0)
