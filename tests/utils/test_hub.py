@@ -59,7 +59,6 @@ def test_what_is_here_or_a_path_is_not_asked_for(silent_hub: None, tmp_path: Pat
         ("drafter", ["inspect", TYPO]),
         ("target", ["inspect", "DRAFTER", "--target", TYPO]),
         ("drafter", ["convert", TYPO, "out"]),
-        ("target", ["chat", TYPO]),
         ("target", ["train", TYPO, "--data", "DATA", "--output", "out"]),
         ("target", ["evaluate", TYPO, "DRAFTER", "--data", "DATA"]),
         ("target", ["capture", TYPO, "--data", "DATA", "--output", "out"]),
