@@ -128,7 +128,7 @@ def _create_engine_config(
     _check_target(vllm_config, drafter, engine)
     _announce(settings, drafter)
     if reasons:
-        _logger().info(ANNOUNCEMENT, "; ".join(reasons))
+        _log_chains(reasons)
     parallel = vllm_config.parallel_config
     # Only here is it settled: vLLM's CPU platform makes "mp" of "uni".
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
@@ -153,6 +153,10 @@ def _sets_graph_sizes(args: EngineArgs) -> bool:
     places = args, args.compilation_config
     keys = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
     return any(getattr(place, key) is not None for place in places for key in keys)
+
+
+def _log_chains(reasons: list[str]) -> None:
+    _logger().info(ANNOUNCEMENT, "; ".join(reasons))
 
 
 def _logger() -> Any:
