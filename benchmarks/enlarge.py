@@ -30,7 +30,7 @@ DTYPE = torch.bfloat16
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    command = script_parser(__doc__)
+    command = script_parser(__doc__, output=None)
     add = command.add_argument
     add("target", type=Path, help="a folder: a Llama with its tokenizer")
     add("drafter", type=Path, help="a folder: its drafter")

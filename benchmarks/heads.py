@@ -20,14 +20,7 @@ from heads_parts.report import table
 from heads_parts.texts import read_texts
 from heads_parts.training import VARIANTS, Material, Variant, run
 from shared_parts import machine, results
-from shared_parts.arguments import (
-    integer,
-    positive,
-    results_file,
-    script_parser,
-    shape_text,
-    tree_shape,
-)
+from shared_parts.arguments import integer, positive, script_parser, shape_text, tree_shape
 
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.data.target import Target
@@ -56,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--epochs", type=positive, default=2)
     unroll = "how far heads learn to draft (default 4)"
     add("--unroll-steps", type=positive, default=4, help=unroll)
-    add("--output", type=results_file, help="JSON with all figures")
     options = parser.parse_args(arguments)
     variants = [v for v in VARIANTS if options.head is None or v.name in options.head]
     options.runs.mkdir(parents=True, exist_ok=True)
@@ -86,9 +78,8 @@ def training_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def read_material(options: argparse.Namespace) -> Material:
     target = Target.open(options.target)
-    layers = layers_of(
-        options.target_layers, target.text_config.num_hidden_layers, "--target-layers"
-    )
+    number = target.text_config.num_hidden_layers
+    layers = layers_of(options.target_layers, number, "--target-layers")
     length = training_settings(options)["block_length"]
 
     model = load_target(target)

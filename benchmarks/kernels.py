@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from rich.table import Table
 from shared_parts import machine, results
-from shared_parts.arguments import integer, positive, results_file, script_parser
+from shared_parts.arguments import integer, positive, script_parser
 from shared_parts.gpu import Gpu
 from torch import Tensor
 
@@ -188,10 +188,8 @@ def between_graphs(gpu: Gpu, requests: int, hidden: int) -> Iterator[Timed]:
     of_request, states = ends[1:], normal(gpu, rows, hidden)
     temperatures, last = confidences[:, 0].contiguous(), numbers * (1 + DRAFTED)
     end = StepEnd(numbers, last, starts, of_request, numbers, temperatures)
-    out = DraftInputs(
-        states[:requests].clone(),
-        *(part.clone() for part in (last, last, of_request, temperatures)),
-    )
+    parts = states[:requests], last, last, of_request, temperatures
+    out = DraftInputs(*(part.clone() for part in parts))
 
     def loaded() -> None:
         load_drafts(end, [states], out, requests, requests)
@@ -227,14 +225,9 @@ def table(found: Iterable[Timed], copy: float) -> Table:
     for column in ("µs", "floor, µs", "GB/s", "of a copy's"):
         made.add_column(column, justify="right")
     for timed in found:
-        made.add_row(
-            timed.launch,
-            timed.case,
-            f"{timed.microseconds:.1f}",
-            f"{timed.floor_bytes / copy / 1000:.1f}",
-            f"{timed.gb_per_s:.0f}",
-            f"{timed.gb_per_s / copy:.0%}",
-        )
+        times = timed.microseconds, timed.floor_bytes / copy / 1000
+        rates = f"{timed.gb_per_s:.0f}", f"{timed.gb_per_s / copy:.0%}"
+        made.add_row(timed.launch, timed.case, *(f"{time:.1f}" for time in times), *rates)
     return made
 
 
@@ -250,7 +243,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     nodes = "of a tree (default 1 4 13)"
     add("--nodes", nargs="+", type=integer(1, MAX_NODES), default=[1, 4, 13], help=nodes)
     add("--repeats", type=positive, default=30, help="of each launch (default 30)")
-    add("--output", type=results_file, help="write all figures to this JSON file")
     options = command.parse_args(argv)
     if not torch.cuda.is_available():
         command.error("torch finds no GPU, and nothing is timed without one")

@@ -27,14 +27,7 @@ from mlx_lm.sample_utils import make_sampler
 from rich.console import Console
 from rich.table import Table
 from shared_parts import machine, results
-from shared_parts.arguments import (
-    not_negative,
-    positive,
-    results_file,
-    script_parser,
-    shape_text,
-    tree_shape,
-)
+from shared_parts.arguments import not_negative, positive, script_parser, shape_text, tree_shape
 from throughput_parts.methods import InputError
 from throughput_parts.prompts import SUITES, read_dataset, tokenize
 
@@ -77,7 +70,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--temperature", type=not_negative, default=0.0, help="(default 0)")
     add("--adaptive", type=tree_shape, default="4x4:7", metavar="WxL:K", help="(default 4x4:7)")
     add("--shape", type=tree_shape, nargs="*", default=[], metavar="WxL:K", help="fixed ones")
-    add("--output", type=results_file, help="write all figures to this JSON file")
     args = parser.parse_args(argv)
     try:
         run(args)
@@ -91,14 +83,9 @@ def run(args: argparse.Namespace) -> None:
     tokenizer.eos_token_ids = set()  # nothing ends an answer
     drafters: dict[str, Any] = {PLAIN: None}
     for name, shape in ((ADAPTIVE, args.adaptive), *((shape_text(s), s) for s in args.shape)):
-        drafters[name] = load_drafter(
-            args.drafter,
-            model,
-            num_speculative_tokens=shape.num_speculative_tokens,
-            beam_width=shape.beam_width,
-            beam_length=shape.beam_length,
-            adaptive=name == ADAPTIVE,
-        )
+        sizes = "num_speculative_tokens", "beam_width", "beam_length"
+        given: dict[str, Any] = {of: getattr(shape, of) for of in sizes}
+        drafters[name] = load_drafter(args.drafter, model, **given, adaptive=name == ADAPTIVE)
     embedded = EmbeddedTokens(tokenizer._tokenizer, drafters[ADAPTIVE].target.vocab_size)
     rows, console = [], results.wide_console()
     for task, asked in read_dataset(args.dataset)[0].items():

@@ -30,7 +30,7 @@ from time import perf_counter
 
 import aiohttp
 from shared_parts import machine, results
-from shared_parts.arguments import positive, results_file, script_parser
+from shared_parts.arguments import positive, script_parser
 from soak_parts.client import Client, Outcome, all_at_most
 from soak_parts.comparison import difference
 from soak_parts.load import apply, arrivals, capacity, later
@@ -52,18 +52,13 @@ BLOCK, BLOCKS = 32, 64
 """Tokens of a block, and blocks of a KV cache that is too small."""
 
 
-def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+def main(given: Sequence[str] | None = None) -> int:
     parser = script_parser(__doc__)
     add = parser.add_argument
     add("--requests", type=positive, default=2000, help="(default 2000)")
     add("--seed", type=int, default=0, help="of requests and arrivals (default 0)")
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
-    add("--output", type=results_file, help="write all figures to this JSON file")
-    return parser.parse_args(given)
-
-
-def main(given: Sequence[str] | None = None) -> int:
-    args = arguments(given)
+    args = parser.parse_args(given)
     begin = perf_counter()
     surroundings = machine.describe(gpu=None)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -139,10 +134,7 @@ async def under_load(
         offered_rate=rate,
         seconds=seconds,
         counters=counted(before, after),
-        free_blocks=(
-            blocks - round(before[USAGE] * blocks),
-            blocks - round(after[USAGE] * blocks),
-        ),
+        free_blocks=tuple(blocks - round(of[USAGE] * blocks) for of in (before, after)),
         memory=(await memory_midway, server.resident_mib()),
     )
     return report, answered

@@ -33,7 +33,7 @@ from typing import Any
 
 from rich.table import Table
 from shared_parts import machine, results
-from shared_parts.arguments import json_object, not_negative, positive, results_file, script_parser
+from shared_parts.arguments import json_object, not_negative, positive, script_parser
 from throughput_parts.engine import Generation, generate
 
 PROMPTS_PER_REQUEST, LEAST_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 3, 8, 53, (24, 96)
@@ -195,7 +195,7 @@ def _median(steps: Sequence[Record], name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    command = script_parser(__doc__)
+    command = script_parser(__doc__, output="write all steps to this JSON file")
     add = command.add_argument
     add("--model", required=True, help="the target: folder or hub id")
     add("--drafter", help="the ReDrafter checkpoint (default: plain decoding)")
@@ -204,7 +204,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--top-p", type=not_negative, default=1.0, help="(default 1)")
     add("--speculative", type=json_object, default={}, help="more of the speculative config")
     add("--engine-args", type=json_object, default={}, help="more arguments of vllm.LLM")
-    add("--output", type=results_file, help="write all steps to this JSON file")
     options = command.parse_args(argv)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"

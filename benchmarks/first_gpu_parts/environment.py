@@ -10,18 +10,15 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import torch
 from shared_parts import machine, results
-from shared_parts.arguments import results_file, script_parser
+from shared_parts.arguments import script_parser
 from shared_parts.gpu import driver
 
 
 def main() -> int:
-    parser = script_parser(__doc__)
-    parser.add_argument("--output", type=results_file, help="write all to this JSON file")
-    output: Path | None = parser.parse_args().output
+    output = script_parser(__doc__).parse_args().output
     if shutil.which("nvidia-smi"):
         subprocess.run(["nvidia-smi"], check=False)
     found = {

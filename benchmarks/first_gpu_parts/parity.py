@@ -28,11 +28,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from shared_parts import machine, results
-from shared_parts.arguments import results_file, script_parser
+from shared_parts.arguments import script_parser
 from shared_parts.tiny_llama import HIDDEN, tiny_llama
 
 VOCABULARY = 24
@@ -67,7 +68,6 @@ empty where they were not asked for."""
 
 def main() -> int:
     parser = script_parser(__doc__)
-    parser.add_argument("--output", type=results_file, help="write all to this JSON file")
     parser.add_argument("--half", action="store_true", help="float16, prompts by FlashAttention")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -98,12 +98,10 @@ def answers_of_all(
     target, drafter = write_models(folder)
     answered = {}
     with ThreadPoolExecutor(len(names)) as pool:
-        started = {
-            pool.submit(
-                answers_of, engine, engine_arguments(engine, target, drafter, half), folder
-            ): engine
-            for engine in names
-        }
+        started = {}
+        for engine in names:
+            arguments = engine_arguments(engine, target, drafter, half)
+            started[pool.submit(answers_of, engine, arguments, folder)] = engine
         for done in as_completed(started):
             answered[started[done]] = done.result()
             yield answered
@@ -159,16 +157,11 @@ def answers_of(
     for checks in CHECKS:
         print(f"{engine}, checks at {checks}:", flush=True)
         job, answers = folder / f"{engine}-job.json", folder / f"{engine}-{checks}.json"
-        job.write_text(
-            json.dumps(
-                {
-                    "arguments": {**arguments, "jit_monitor_mode": checks},
-                    "answers": str(answers),
-                    # In float16 noise decides near-ties at every token.
-                    "sampling": [*SAMPLING] if arguments["dtype"] == "float32" else ["greedy"],
-                }
-            )
-        )
+        given = {**arguments, "jit_monitor_mode": checks}
+        # In float16 noise decides near-ties at every token.
+        sampling = [*SAMPLING] if arguments["dtype"] == "float32" else ["greedy"]
+        what = {"arguments": given, "answers": str(answers), "sampling": sampling}
+        job.write_text(json.dumps(what))
         environment = {
             **os.environ,
             "VLLM_GPU_SYNC_CHECK": checks,
@@ -242,9 +235,7 @@ def differences(plain: list[Answer], answers: list[Answer]) -> list[dict[str, An
     for request, (expected, answer) in enumerate(zip(plain, answers, strict=True)):
         tokens, others = expected["tokens"], answer["tokens"]
         if tokens != others:
-            pairs = enumerate(zip(tokens, others, strict=False))
-            shorter = min(len(tokens), len(others))
-            position = next((at for at, (a, b) in pairs if a != b), shorter)
+            position = [a == b for a, b in zip_longest(tokens, others)].index(False)
             gap = _gap(expected, answer, position)
             found.append({"request": request, "position": position, "gap": gap})
     return found

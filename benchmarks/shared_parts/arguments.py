@@ -11,12 +11,20 @@ from typing import Any
 from vllm_redrafter import ConfigError, ReDrafterConfig
 
 
-def script_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help begins with the docstring's first line and ends with the rest of it."""
+def script_parser(
+    doc: str | None, output: str | None = "write all figures to this JSON file"
+) -> argparse.ArgumentParser:
+    """A parser whose help begins with the docstring's first line and ends with the rest of it.
+
+    It has --output, with this help, for a results file; not if there is no help for it.
+    """
     summary, details = (doc or "").split("\n", 1)
-    return argparse.ArgumentParser(
+    made = argparse.ArgumentParser(
         description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if output is not None:
+        made.add_argument("--output", type=results_file, help=output)
+    return made
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are two servers' answers to a request the same?"""
 
+from itertools import zip_longest
+
 from soak_parts.client import Choice, Outcome
 from soak_parts.requests import Request
 
@@ -26,10 +28,7 @@ def _of_choice(ours: Choice, theirs: Choice, stops: bool) -> str | None:
         # hands on those behind it as well.
         tokens = tokens[: len(theirs.tokens)]
     if tokens != theirs.tokens:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(tokens, theirs.tokens, strict=False)) if a != b),
-            min(len(tokens), len(theirs.tokens)),
-        )
+        at = [a == b for a, b in zip_longest(tokens, theirs.tokens)].index(False)
         return f"tokens from {at} on: {tokens[at : at + 4]}, not {theirs.tokens[at : at + 4]}"
     if ours.text != theirs.text:
         return f"text {ours.text!r}, not {theirs.text!r}"

@@ -12,7 +12,6 @@ from shared_parts.arguments import (
     not_negative,
     own_settings,
     positive,
-    results_file,
     script_parser,
     tree_shape,
 )
@@ -23,7 +22,7 @@ from throughput_parts.prompts import STREAMS, SUITES
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """`doc` is the script's docstring, which --help shows."""
-    made = script_parser(doc)
+    made = script_parser(doc, output="measurements; engines' logs lie beside them")
     add = made.add_argument
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
     or_none: dict[str, Any] = {"nargs": "*", "action": "extend"}
@@ -92,7 +91,6 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--max-model-len", type=positive, help="vLLM's")
     more = "more arguments of vllm.LLM"
     add("--engine-args", type=json_object, default={}, metavar="JSON", help=more)
-    add("--output", type=results_file, help="measurements; engines' logs lie beside them")
     return made
 
 

@@ -157,13 +157,8 @@ def _told_apart(method: Method, others: Sequence[Method]) -> Method:
 
 
 def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
-    config = {
-        "model": drafter,
-        "num_speculative_tokens": shape.num_speculative_tokens,
-        "beam_width": shape.beam_width,
-        "beam_length": shape.beam_length,
-        "adaptive": shape.adaptive,
-    }
+    sizes = "num_speculative_tokens", "beam_width", "beam_length", "adaptive"
+    config: dict[str, Any] = {"model": drafter, **{of: getattr(shape, of) for of in sizes}}
     if not shape.adaptive:
         # At every batch: on a GPU the default schedule would lower it.
         config["num_speculative_tokens_per_batch_size"] = [[1, 1, shape.num_speculative_tokens]]

@@ -17,6 +17,7 @@ from throughput_parts.engine import Case, Generation, Run
 from throughput_parts.methods import Method
 
 NGRAM = 8
+SUMMED = "seconds", "steps", "request_steps"
 
 
 def repeated_share(texts: Sequence[Sequence[int]], n: int = NGRAM) -> float:
@@ -115,13 +116,9 @@ def _total(case: Case, runs: Sequence[Run]) -> Run:
     counted: Counter[str] = Counter()
     for run in runs:
         counted.update(run.spec_decode)
-    total = Generation(
-        outputs=[output for generation in made for output in generation.outputs],
-        seconds=sum(generation.seconds for generation in made),
-        steps=sum(generation.steps for generation in made),
-        request_steps=sum(generation.request_steps for generation in made),
-    )
-    return Run(case, total, dict(counted))
+    outputs = [output for generation in made for output in generation.outputs]
+    sums = {of: sum(getattr(generation, of) for generation in made) for of in SUMMED}
+    return Run(case, Generation(outputs=outputs, **sums), dict(counted))
 
 
 def measurements(
@@ -136,15 +133,11 @@ def measurements(
             compared = sum(a == b for a, b in zip(outputs, baseline[run.case], strict=True))
         found.append(
             Measurement(
-                method=method.name,
-                shape=method.shape,
-                repeat=repeat,
+                *(method.name, method.shape, repeat),
                 **asdict(run.case),
-                seconds=run.generation.seconds,
+                **{of: getattr(run.generation, of) for of in SUMMED},
                 requests=len(outputs),
                 output_tokens=sum(map(len, outputs)),
-                steps=run.generation.steps,
-                request_steps=run.generation.request_steps,
                 repeated_ngrams=repeated_share(outputs),
                 identical=compared,
                 spec_decode=run.spec_decode,

@@ -47,10 +47,7 @@ def side_by_side(
 
 
 def alone(
-    entries: Sequence[Entry],
-    variables: dict[str, str],
-    update: Callable[..., None],
-    repeats: int,
+    entries: Sequence[Entry], variables: dict[str, str], update: Callable[..., None], repeats: int
 ) -> Iterator[dict[str, list[Run]]]:
     """As `side_by_side`, with engines that have the machine for themselves: in each repeat a fresh
     one after the other, each with all of its cases."""
