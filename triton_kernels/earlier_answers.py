@@ -194,12 +194,14 @@ def _find_earlier(
     for kept in range(PATHS):
         most = tl.max(worth, axis=0)
         is_kept = row == tl.min(tl.where(worth == most, row, 2 * BLOCK), axis=0)
-        to = (request * PATHS + kept) * LENGTH + depth
+        kept_at = (request * PATHS + kept) * LENGTH + depth
         # All of them were read above: what is kept is a sum over them.
         kept_path = tl.sum(tl.where(is_kept[:, None], path, 0), axis=0)[None, :]
-        tl.store(paths + to, tl.where(most >= 0.0, kept_path, -1), mask=depth < LENGTH)
+        tl.store(paths + kept_at, tl.where(most >= 0.0, kept_path, -1), depth < LENGTH)
         kept_classes = tl.sum(tl.where(is_kept[:, None], of_token, 0), axis=0)[None, :]
-        tl.store(path_classes + to, tl.where(most >= 0.0, kept_classes, 0), mask=depth < LENGTH)
+        tl.store(
+            path_classes + kept_at, tl.where(most >= 0.0, kept_classes, 0), mask=depth < LENGTH
+        )
         worth = tl.where(first == tl.sum(tl.where(is_kept, first, 0), axis=0), -1.0, worth)
 
 

@@ -24,7 +24,7 @@ from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpr
 
 ON_GPU = torch.cuda.is_available()
 KERNELS = ("find_matches", "join_matches", "observe_matches", "observe_nodes")
-KERNELS += ("build_tree", "earlier_answers")
+KERNELS += ("build_tree_kernels", "build_tree", "earlier_answers")
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
