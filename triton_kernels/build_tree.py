@@ -78,8 +78,8 @@ class ScoredTrees(TreeBuffers):
         log_probs: [R, K+1] float32, the nodes' scores: 0 for the root, -inf in unused slots.
         log_odds: [R, K+1] float32, the drafter's log-odds of a node given its parent; 0 for the
             root and in unused slots.
-        match_classes: [R, K+1] int32, of the path found in the text that a node is on; 0 for none,
-            and in unused slots.
+        match_classes: [R, K+1] int32, of nodes on paths (see `ContextMatches`); 0 for others, and
+            in unused slots.
         probs: [R, K+1] float32, exp(score) of each node over that of the one before, so that a
             running product gives each node's own; 0 in unused slots and beyond the limit. Its
             first column is not written.
@@ -143,8 +143,8 @@ def build_tree(
             as well.
         log_odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; None where
             nobody asks for those of nodes, which are then left alone.
-        match_classes: [R, L, W] int32, contiguous, of the path that each candidate is on, 0 for
-            none; None likewise.
+        match_classes: [R, L, W] int32, contiguous, of candidates on paths, 0 for others; None
+            likewise.
     """
     require(tokens.dim() == 3, f"tokens: expected [R, L, W], got {list(tokens.shape)}")
     (requests, length, width), (most, slots) = tokens.shape, out.tokens.shape

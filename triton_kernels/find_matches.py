@@ -49,7 +49,7 @@ def _rank_places(
     num_tokens,  # [slots] int32
     entries,  # [R] int64
     ranks,  # [R, TILES, PATHS + 1] int32, written where the text has places
-    followers,  # [R, TILES, PATHS + 1] int32, likewise
+    followers,  # [R, TILES, PATHS + 1] int32, likewise, but for the last
     SLOTS,
     TOKENS,
     vocab_size,
@@ -82,7 +82,6 @@ def _rank_places(
     to = (request * TILES + tile) * (PATHS + 1)
     second = tl.max(tl.where(rank == tl.max(rank, axis=0), -1, rank), axis=0)
     tl.store(ranks + to + PATHS, second)
-    tl.store(followers + to + PATHS, 0)
     for path in range(PATHS):
         best = tl.max(rank, axis=0)
         # Ranks of matches differ; where there is none, any token will do.

@@ -19,7 +19,7 @@ class SearchShape(NamedTuple):
 
 
 MATCHES = SearchShape(2, 0)
-"""No search."""
+"""No search: matches alone."""
 
 
 def search_shape(config: ReDrafterConfig, max_nodes: int) -> SearchShape:

@@ -99,16 +99,16 @@ def observe_matches(
     totals: Tensor,
 ) -> None:
     _, matches, depth = probabilities.shape
-    lengths = match_classes.index_select(0, entries).long()
+    classes = match_classes.index_select(0, entries).long()
     judged, accepted = judged_and_accepted(trees, len(entries))
-    on_path = judged & (lengths > 0)
-    verified = torch.arange(lengths.shape[1]) < trees.num_verified[: len(entries), None]
-    of_length, counted = (lengths - 1) % reference.LENGTH_CLASSES, (verified, on_path & accepted)
-    of_earlier = (lengths > 0) & (of_length >= reference.LONGEST_MATCH)
-    sources = (lengths > 0) & ~of_earlier, of_earlier
+    on_path = judged & (classes > 0)
+    verified = torch.arange(classes.shape[1]) < trees.num_verified[: len(entries), None]
+    of_length, counted = (classes - 1) % reference.LENGTH_CLASSES, (verified, on_path & accepted)
+    of_earlier = (classes > 0) & (of_length >= reference.LONGEST_MATCH)
+    sources = (classes > 0) & ~of_earlier, of_earlier
     totals += torch.stack([(of & nodes).sum() for of in sources for nodes in counted])
     kinds = (trees.temperatures[: len(entries)] > 0).long()[:, None]
-    at = (kinds * matches + lengths - 1) * depth + trees.depths[: len(entries)] - 1
+    at = (kinds * matches + classes - 1) * depth + trees.depths[: len(entries)] - 1
     added = torch.stack([on_path, on_path & accepted], dim=-1).float()
     counts.view(-1, 2).index_add_(0, at.masked_fill(~on_path, 0).flatten(), added.flatten(0, 1))
     counts *= (memory / counts[..., :1]).clamp(max=1.0)
