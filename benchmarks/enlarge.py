@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from enlarge_parts.drafter import enlarge_drafter
-from enlarge_parts.target import LLAMA_3_8B, EnlargeError, enlarge_target
+from enlarge_parts.target import LLAMA_3_8B, enlarge_target
 from shared_parts.arguments import positive, script_parser
 
 from vllm_redrafter import ConfigError
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         enlarge_drafter(
             options.drafter, options.output / "drafter", targets, options.draft_vocab_size, DTYPE
         )
-    except (EnlargeError, ConfigError) as error:
+    except ConfigError as error:
         command.error(str(error))
 
 

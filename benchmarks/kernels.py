@@ -40,7 +40,7 @@ import torch
 from rich.table import Table
 from shared_parts import machine, results
 from shared_parts.arguments import integer, positive, script_parser
-from shared_parts.gpu import Gpu
+from shared_parts.gpu import Gpu, software
 from torch import Tensor
 
 from vllm_redrafter.config import LONGEST_PATH, MAX_NODES, USUAL_CANDIDATES
@@ -74,10 +74,6 @@ class Timed:
     case: str
     floor_bytes: int
     microseconds: float
-
-    @property
-    def gb_per_s(self) -> float:
-        return self.floor_bytes / self.microseconds / 1000
 
 
 def measured(gpu: Gpu, options: argparse.Namespace) -> Iterator[Timed]:
@@ -226,7 +222,8 @@ def table(found: Iterable[Timed], copy: float) -> Table:
         made.add_column(column, justify="right")
     for timed in found:
         times = timed.microseconds, timed.floor_bytes / copy / 1000
-        rates = f"{timed.gb_per_s:.0f}", f"{timed.gb_per_s / copy:.0%}"
+        rate = timed.floor_bytes / timed.microseconds / 1000
+        rates = f"{rate:.0f}", f"{rate / copy:.0%}"
         made.add_row(timed.launch, timed.case, *(f"{time:.1f}" for time in times), *rates)
     return made
 
@@ -250,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command.error("TRITON_INTERPRET is set: this would time the interpreter; unset it")
     gpu = Gpu(options.repeats)
     copy = gpu.copy_bandwidth()
-    record: dict[str, Any] = {**machine.describe(gpu.name), **gpu.describe()}
+    record: dict[str, Any] = {**machine.describe(gpu.name), **software()}
     record |= {"repeats": options.repeats, "copy_gb_per_s": copy, "launches": []}
     found = []
     for timed in measured(gpu, options):

@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 from shared_parts import machine, results
 from shared_parts.arguments import not_negative, positive, script_parser, shape_text, tree_shape
-from throughput_parts.methods import InputError
 from throughput_parts.prompts import SUITES, read_dataset, tokenize
 
 from vllm_redrafter import ConfigError
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         run(args)
-    except (ConfigError, InputError) as error:
+    except ConfigError as error:
         raise SystemExit(str(error)) from error
 
 

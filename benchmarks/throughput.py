@@ -56,7 +56,7 @@ from shared_parts import machine, results
 from shared_parts.arguments import shape_text
 from throughput_parts.arguments import parsed, parser
 from throughput_parts.engine import Case, Job
-from throughput_parts.methods import GREEDY_NOTE, InputError, Method, plan
+from throughput_parts.methods import GREEDY_NOTE, Method, plan
 from throughput_parts.process import EngineError, environment
 from throughput_parts.prompts import TokensByTask, choose, read_dataset, tokenize
 from throughput_parts.report import Measurement, measurements, summarise, with_totals
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for drafter in args.drafter:
             Checkpoint.open(drafter).checked()
         prompts = _prompts(args, console)
-    except (InputError, ConfigError) as error:
+    except ConfigError as error:
         command.error(str(error))
     try:
         _compare(args, methods, prompts, console)
@@ -105,7 +105,7 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         config = AutoConfig.from_pretrained(args.model).get_text_config()
     except (OSError, ValueError) as error:
-        raise InputError(f"--model {args.model}: {error}") from error
+        raise ConfigError(f"--model {args.model}: {error}") from error
     most = args.max_model_len or getattr(config, "max_position_embeddings", None)
     longest = None if most is None else most - args.max_tokens
     embedded = EmbeddedTokens(tokenizer, config.vocab_size)
@@ -116,8 +116,8 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
         of_task = "" if task is None else f"{task}: "
         try:
             kept = choose(tokens, args.num_prompts, longest, None if args.stream else args.seed)
-        except InputError as error:
-            raise InputError(f"{of_task}{error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{of_task}{error}") from error
         length = sum(map(len, kept)) / len(kept)
         console.print(f"{of_task}{len(kept)} prompts, {length:.0f} tokens each", markup=False)
         chosen[task] = kept

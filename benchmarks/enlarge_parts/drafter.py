@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enlarge_parts.target import CONSTANT, EnlargeError, Filler, vocabulary_rows
-from vllm_redrafter import save_drafter
+from enlarge_parts.target import CONSTANT, Filler, vocabulary_rows
+from vllm_redrafter import ConfigError, save_drafter
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead
@@ -38,26 +38,26 @@ def enlarge_drafter(
 ) -> None:
     """Write the drafter, which ranks so many tokens; `targets` are what `enlarge_target` returned.
 
-    A ConfigError where the source is no drafter, an EnlargeError where it is no such head of the
-    last hidden state, or the larger one.
+    A ConfigError where the source is no drafter, no such head of the last hidden state, or the
+    larger one.
     """
     small, (its, large) = load_drafter(str(source)), targets
     known = isinstance(small, GatedHead | MlpSpeculator | LstmSpeculator)
     if not known or small.config.target_layers:
-        raise EnlargeError(
+        raise ConfigError(
             f"the drafter's head is a {small.config.model_type} of the target's layers "
             f"{small.config.target_layers}: expected a gated one or a speculator that reads the "
             "last hidden state"
         )
     widths = small.config.hidden_size, small.config.feature_width
     if widths[0] != its.hidden_size or widths[1] >= large.hidden_size:
-        raise EnlargeError(
+        raise ConfigError(
             f"the drafter's hidden size is {widths[0]}, the target's {its.hidden_size}, and its "
             f"own width {widths[1]}: expected a pair, narrower than {large.hidden_size}"
         )
     already, ranked = small.config.num_ranked_tokens, min(ranked, large.vocab_size)
     if not already <= ranked <= (most := already + large.vocab_size - its.vocab_size):
-        raise EnlargeError(
+        raise ConfigError(
             f"--draft-vocab-size {ranked}: the drafter ranks {already} tokens itself; give that "
             f"many to {most}"
         )

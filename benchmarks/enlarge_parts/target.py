@@ -23,6 +23,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vllm_redrafter import ConfigError
+
 LLAMA_3_8B = {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -38,10 +40,6 @@ UNLIKELY = -(2.0**22)
 """Times the constant over the hidden state's size: a logit of minus hundreds or thousands."""
 
 WEIGHTS = "model.safetensors"
-
-
-class EnlargeError(ValueError):
-    """A pair or sizes that cannot be enlarged."""
 
 
 class Filler:
@@ -61,7 +59,7 @@ def enlarge_target(
     """Write the target: a file of weights per layer, and the source's tokenizer.
 
     The folder `output` is made; `shape` has sizes by LlamaConfig's names. Returned are the small
-    target's config and the large one's. An EnlargeError where the source holds no plain Llama with
+    target's config and the large one's. A ConfigError where the source holds no plain Llama with
     its weights in one file, or not the smaller one.
     """
     from transformers import AutoConfig, LlamaConfig
@@ -69,7 +67,7 @@ def enlarge_target(
     try:
         config, read = AutoConfig.from_pretrained(source), load_file(source / WEIGHTS)
     except (OSError, ValueError) as error:
-        raise EnlargeError(f"no target in {source}: {error}") from error
+        raise ConfigError(f"no target in {source}: {error}") from error
     large = LlamaConfig(
         **shape,
         tie_word_embeddings=False,
@@ -99,15 +97,13 @@ def enlarge_target(
 
 
 def check(small: Any, large: Any) -> None:
-    """Raise an EnlargeError where the sizes do not fit into each other."""
+    """Raise a ConfigError where the sizes do not fit into each other."""
     if small.model_type != "llama" or small.attention_bias or small.mlp_bias:
-        raise EnlargeError(f"the target is a {small.model_type}, or has biases: expected a Llama")
+        raise ConfigError(f"the target is a {small.model_type}, or has biases: expected a Llama")
     if small.rope_parameters["rope_type"] != "default":
-        raise EnlargeError(
-            f"the target's RoPE is {small.rope_parameters}: expected the default one"
-        )
+        raise ConfigError(f"the target's RoPE is {small.rope_parameters}: expected the default one")
     if large.head_dim % small.head_dim:
-        raise EnlargeError(
+        raise ConfigError(
             f"the target's heads have {small.head_dim} numbers, which does not divide "
             f"{large.head_dim}: RoPE could not turn them as before"
         )
@@ -119,7 +115,7 @@ def check(small: Any, large: Any) -> None:
     ]
     for name, its, larger in sizes:
         if its > larger:
-            raise EnlargeError(f"the target's {name}: {its} exceeds the shape's {larger}")
+            raise ConfigError(f"the target's {name}: {its} exceeds the shape's {larger}")
 
 
 def _group(config: Any) -> int:

@@ -14,7 +14,7 @@ from importlib import metadata
 import torch
 from shared_parts import machine, results
 from shared_parts.arguments import script_parser
-from shared_parts.gpu import driver
+from shared_parts.gpu import software
 
 
 def main() -> int:
@@ -24,8 +24,7 @@ def main() -> int:
     found = {
         **machine.describe(torch.cuda.get_device_name()),
         "capability": torch.cuda.get_device_capability(),
-        "driver": driver(),
-        "cuda": torch.version.cuda,
+        **software(),
         "missing": missing(),
     }
     results.write(output, found)

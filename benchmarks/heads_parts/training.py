@@ -82,10 +82,6 @@ class Material:
     shapes: Sequence[ReDrafterConfig]
     accelerator: Accelerator
 
-    @property
-    def sizes(self) -> Any:
-        return self.target.config.get_text_config()
-
 
 def run(variant: Variant, config: TrainingConfig, material: Material) -> dict[str, Any]:
     """Train a head and measure it; the figures."""
@@ -94,7 +90,8 @@ def run(variant: Variant, config: TrainingConfig, material: Material) -> dict[st
     head = new_variant(config, material)
     loss = _train(head, config, material)
     if variant.selector:
-        head = _with_selector(head, config)
+        sizes = with_selector(head.config, config.unroll_steps)
+        head = continued_drafter(head, sizes, True, config.seed)
         _train(head, config, material, trains_selector=True)
     seconds = time.monotonic() - started
     parameters = sum(parameter.numel() for parameter in head.parameters())
@@ -122,11 +119,6 @@ def _train(
     return trainer.run().loss
 
 
-def _with_selector(head: DraftHead, config: TrainingConfig) -> DraftHead:
-    sizes = with_selector(head.config, config.unroll_steps)
-    return continued_drafter(head, sizes, True, config.seed)
-
-
 def _measured(head: DraftHead, rows: ListRows, material: Material) -> dict[str, Any]:
     """Steps and tokens by shape."""
     rows = narrowed(rows, head.config.hidden_width)
@@ -141,11 +133,12 @@ def _measured(head: DraftHead, rows: ListRows, material: Material) -> dict[str, 
 
 def new_variant(config: TrainingConfig, material: Material) -> DraftHead:
     """A head before its first step; all heads have the same draft vocabulary."""
-    vocabulary, hidden = material.sizes.vocab_size, material.sizes.hidden_size
+    sizes = material.target.config.get_text_config()
     assert config.draft_vocab_size is not None
-    kept = most_used_tokens(material.learnt, vocabulary, config.draft_vocab_size)[0]
+    kept = most_used_tokens(material.learnt, sizes.vocab_size, config.draft_vocab_size)[0]
     lm_head = material.target.get_output_embeddings()
-    return new_drafter(new_head_config(config, vocabulary, hidden), lm_head, kept, config.seed)
+    head = new_head_config(config, sizes.vocab_size, sizes.hidden_size)
+    return new_drafter(head, lm_head, kept, config.seed)
 
 
 def settings_of(variant: Variant, config: TrainingConfig, material: Material) -> TrainingConfig:

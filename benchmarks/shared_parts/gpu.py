@@ -27,11 +27,6 @@ class Gpu:
         self.name: str = properties.name
         self._flushed = torch.zeros(8 * properties.L2_cache_size // 4, device=self.device)
 
-    @property
-    def free_bytes(self) -> int:
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(self.device)[0]
-
     def in_graph(self, launch: Callable[[], object]) -> float:
         """Microseconds, the median: replayed from a CUDA graph, as an engine's decoding step is."""
         _warm_up(launch)
@@ -52,13 +47,11 @@ class Gpu:
 
     def copy_bandwidth(self) -> float:
         """GB/s of a large copy on the device, bytes read and written."""
-        size = min(2 << 30, self.free_bytes // 4)
+        torch.cuda.empty_cache()
+        size = min(2 << 30, torch.cuda.mem_get_info(self.device)[0] // 4)
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         copy = torch.empty_like(source)
         return 2 * size / self.in_graph(lambda: copy.copy_(source)) / 1000
-
-    def describe(self) -> dict[str, Any]:
-        return {"driver": driver(), "cuda": torch.version.cuda}
 
 
 def _warm_up(launch: Callable[[], object]) -> None:
@@ -72,11 +65,13 @@ def _warm_up(launch: Callable[[], object]) -> None:
     torch.cuda.synchronize()
 
 
-def driver() -> str:
-    """The driver's version; "unknown" where nobody tells."""
+def software() -> dict[str, str | None]:
+    """The versions of CUDA and of the driver; "unknown" where nobody tells."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.split("\n")[0].strip()
+        driver = "unknown"
+    else:
+        driver = found.stdout.split("\n")[0].strip()
+    return {"driver": driver, "cuda": torch.version.cuda}

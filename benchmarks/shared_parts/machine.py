@@ -3,6 +3,7 @@
 
 import os
 import platform
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,11 +23,15 @@ PACKAGES = (
 
 def describe(gpu: str | None) -> dict[str, Any]:
     """The surroundings of a measurement, for its results file; `gpu` names the device, if any."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **versions},
         "machine": {
-            "cpu": cpu_model(),
+            "cpu": _cpu_model(),
             "cores": os.cpu_count(),
             "gpu": gpu,
             "system": f"{platform.system()} {platform.machine()}",
@@ -36,17 +41,7 @@ def describe(gpu: str | None) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def cpu_model() -> str:
+def _cpu_model() -> str:
     """The processor's name, from Linux where it says so."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else []:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shared_parts.arguments import shape_text
 
-from vllm_redrafter import ReDrafterConfig
+from vllm_redrafter import ConfigError, ReDrafterConfig
 from vllm_redrafter.engine.speculative_config import OF_DRAFTER
 
 NGRAM = {
@@ -30,10 +30,6 @@ GREEDY_NOTE = (
 `_expand_kernel_impl` (vllm/utils/cpu_triton_utils.py), which writes into a converted copy that is
 dropped: drafts are judged at whatever temperature the memory held before, and hardly one is
 accepted, even at temperature 0.001."""
-
-
-class InputError(ValueError):
-    """Something that was asked for cannot be measured; the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +54,13 @@ class Method:
         return f"{self.name} {self.shape}".strip()
 
     @property
-    def drafts_with_redrafter(self) -> bool:
-        return self.name in OURS
-
-    @property
     def is_adaptive(self) -> bool:
         """Whether it decides by what steps cost, which it measures when it starts as well."""
         return self.name in ("matches alone", "adaptive")
 
     def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
         """Those at which the method can be measured, of those asked for; see GREEDY_NOTE."""
-        plain = self.speculative_config is None
-        greedy_only = is_cpu and not plain and not self.drafts_with_redrafter
+        greedy_only = is_cpu and self.speculative_config is not None and self.name not in OURS
         return [temperature for temperature in asked if temperature == 0 or not greedy_only]
 
 
@@ -95,7 +86,7 @@ def plan(
         plain_again: plain decoding in a second engine.
 
     Raises:
-        InputError: see `_other`; or two methods that a table could not tell apart.
+        ConfigError: see `_other`; or two methods that a table could not tell apart.
     """
     methods = [Method("plain", "", None)]
     if plain_again:
@@ -120,7 +111,7 @@ def plan(
                 methods.append(Method(name, text, {**config, **more}))
     labels = [method.label for method in methods]
     if twice := [label for label in labels if labels.count(label) > 1]:
-        raise InputError(
+        raise ConfigError(
             f"{twice[0]} is given twice: a comparison knows methods by their names and settings; "
             "leave one out"
         )
@@ -131,16 +122,16 @@ def _other(config: Mapping[str, Any]) -> Method:
     """One of vLLM's own methods.
 
     Raises:
-        InputError: the config has no name that vLLM's methods have, or no number of tokens.
+        ConfigError: the config has no name that vLLM's methods have, or no number of tokens.
     """
     name, tokens = config.get("method"), config.get("num_speculative_tokens")
     if not isinstance(name, str) or name in RESERVED:
-        raise InputError(
+        raise ConfigError(
             f"--method: 'method' must name one of vLLM's own, such as ngram, eagle3 or "
             f"draft_model, got {name!r}"
         )
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise InputError(
+        raise ConfigError(
             f"--method: {name}'s num_speculative_tokens must be an integer of at least 1, "
             f"got {tokens!r}"
         )

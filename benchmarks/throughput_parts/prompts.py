@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from throughput_parts.methods import InputError
 from vllm_redrafter.data.conversation_rows import (
     Conversation,
     LeftOut,
@@ -41,7 +40,7 @@ def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
     If the first row of use has a `category` that is text, as in MT-Bench, that is a row's task.
 
     Raises:
-        InputError: see `read_prompts`; or a row lacks a category that the first one has.
+        ConfigError: see `read_prompts`; or a row lacks a category that the first one has.
     """
     try:
         if not path.is_file():
@@ -59,7 +58,7 @@ def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
                 )
             found.setdefault(category, []).append(replace(opening, turns=opening.turns[:1]))
     except ConfigError as error:
-        raise InputError(f"--dataset {error}") from error
+        raise ConfigError(f"--dataset {error}") from error
     return found, left_out
 
 
@@ -82,12 +81,12 @@ def tokenize(
             where the target has a template.
 
     Raises:
-        InputError: `chat` with a target that has no chat template, or nothing can be asked.
+        ConfigError: `chat` with a target that has no chat template, or nothing can be asked.
     """
     from vllm_redrafter.data.turns import PromptRenderer
 
     if chat and getattr(tokenizer, "chat_template", None) is None:
-        raise InputError(
+        raise ConfigError(
             "--chat: the target's tokenizer has no chat template; --no-chat asks in bare text"
         )
     without = copy(tokenizer)
@@ -101,7 +100,7 @@ def tokenize(
         except UnusableRow as error:
             left_out.add(error)
     if not rows:
-        raise InputError(f"the target can be asked none of the prompts: {left_out.reasons()[0]}")
+        raise ConfigError(f"the target can be asked none of the prompts: {left_out.reasons()[0]}")
     return rows, left_out
 
 
@@ -118,11 +117,11 @@ def choose(
         seed: of the draw; None takes the first ones.
 
     Raises:
-        InputError: no prompt is short enough.
+        ConfigError: no prompt is short enough.
     """
     fitting = [prompt for prompt in prompts if longest is None or len(prompt) <= longest]
     if not fitting:
-        raise InputError(
+        raise ConfigError(
             f"no prompt fits: the shortest has {min(map(len, prompts))} tokens, and only {longest} "
             "leave room for --max-tokens within the target's maximum length"
         )

@@ -20,14 +20,14 @@ NGRAM = 8
 SUMMED = "seconds", "steps", "request_steps"
 
 
-def repeated_share(texts: Sequence[Sequence[int]], n: int = NGRAM) -> float:
-    """The share of n-grams of tokens that occurred before in the same text; 0 if all are shorter.
+def repeated_share(texts: Sequence[Sequence[int]]) -> float:
+    """The share of 8-grams of tokens that occurred before in the same text; 0 if all are shorter.
 
     Text that repeats itself is easy to draft.
     """
     total = distinct = 0
     for tokens in texts:
-        grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+        grams = [tuple(tokens[i : i + NGRAM]) for i in range(len(tokens) - NGRAM + 1)]
         total += len(grams)
         distinct += len(set(grams))
     return (total - distinct) / total if total else 0.0
