@@ -105,8 +105,7 @@ def choose_candidates(
         (the roots' best, see `top_candidates`; candidates [L-1, R, min(C, V)] int32 in any
         order).
     """
-    check_logits(logits)
-    require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
+    check_logits(logits, num)
     require(count >= 1, f"count: must be at least 1, got {count}")
     rows, vocabulary = logits.shape
     require(
@@ -114,7 +113,10 @@ def choose_candidates(
         f"logits: {rows} rows are not those of two or more depths of {requests} requests",
     )
     count = min(count, vocabulary)
-    block = _candidate_block(vocabulary, count)
+    # About as many tokens per block as are left to merge, which thread blocks have room for: 2,048
+    # for V = 32k and 128 kept of each block, 4,096 for 128k.
+    even = triton.next_power_of_2(isqrt(vocabulary * count))
+    block = min(MOST_AT_ONCE, max(1024, even))
     if triton.cdiv(vocabulary, block) * count > MOST_AT_ONCE:
         chosen = logits[requests:].topk(count, sorted=False).indices
         return top_candidates(logits[:requests], num), chosen.int().view(-1, requests, count)
@@ -142,14 +144,6 @@ def choose_candidates(
     return top, candidates
 
 
-def _candidate_block(vocabulary: int, count: int) -> int:
-    """Tokens per block: about as many as are left to merge, which thread blocks have room for.
-
-    2,048 for V = 32k and 128 kept of each block, 4,096 for 128k.
-    """
-    return min(MOST_AT_ONCE, max(1024, triton.next_power_of_2(isqrt(vocabulary * count))))
-
-
 def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
     """The `num` best candidates of each row, and what normalises them over the 50 best.
 
@@ -161,8 +155,7 @@ def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
     Returns:
         See `TopTokens`.
     """
-    check_logits(logits)
-    require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
+    check_logits(logits, num)
     rows, count = logits.shape
     require(rows % len(tokens) == 0, f"tokens: {len(tokens)} do not fit {rows} rows of logits")
     require_layout(

@@ -13,13 +13,6 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def require_integers(dtype: torch.dtype, **tensors: Tensor) -> None:
-    """Each tensor has this dtype and contiguous rows; the first that has not is named."""
-    for name, tensor in tensors.items():
-        require(tensor.dtype == dtype, f"{name}: expected {dtype}, got {tensor.dtype}")
-    require_last_dim_contiguous(**tensors)
-
-
 def require_last_dim_contiguous(**tensors: Tensor) -> None:
     """Each tensor's last dimension has stride 1; the first whose has not is named."""
     for name, tensor in tensors.items():

@@ -195,7 +195,27 @@ def draft_layer(
         out.
     """
     rows, columns = out.shape
-    _check(first, out, second, bias, addend, residual)
+    require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
+    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
+    for name, product in (("first", first), ("second", second)):
+        if product is not None:
+            length = product.x.shape[1]
+            shapes[f"{name}.x"] = product.x, (len(product.x), length)
+            shapes[f"{name}.weight"] = product.weight, (columns, length)
+    for name, tensor, shape in (("bias", bias, (columns,)), ("residual", residual, out.shape)):
+        if tensor is not None:
+            shapes[name] = tensor, tuple(shape)
+    if addend is not None:
+        require(
+            rows % addend.shape[0] == 0,
+            f"addend: {list(addend.shape)} does not fit {rows} rows of {columns}",
+        )
+        shapes["addend"] = addend, (len(addend), columns)
+    check_like(out, shapes)
+    check_rows("first", first.x, first.rows, torch.int64, rows)
+    if second is not None:
+        require(second.rows is not None, "second: its rows must be given")
+        check_rows("second", second.x, second.rows, torch.int32, rows)
     other = second if second is not None else first
     keys = KEY_BYTES // out.element_size()
     _draft_layer[(triton.cdiv(columns, COLUMNS),)](
@@ -235,38 +255,6 @@ def draft_layer(
         num_warps=4,
     )
     return out
-
-
-def _check(
-    first: Product,
-    out: Tensor,
-    second: Product | None,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    residual: Tensor | None,
-) -> None:
-    rows, columns = out.shape
-    require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
-    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
-    for name, product in (("first", first), ("second", second)):
-        if product is not None:
-            keys = product.x.shape[1]
-            shapes[f"{name}.x"] = product.x, (len(product.x), keys)
-            shapes[f"{name}.weight"] = product.weight, (columns, keys)
-    for name, tensor, shape in (("bias", bias, (columns,)), ("residual", residual, out.shape)):
-        if tensor is not None:
-            shapes[name] = tensor, tuple(shape)
-    if addend is not None:
-        require(
-            rows % addend.shape[0] == 0,
-            f"addend: {list(addend.shape)} does not fit {rows} rows of {columns}",
-        )
-        shapes["addend"] = addend, (len(addend), columns)
-    check_like(out, shapes)
-    check_rows("first", first.x, first.rows, torch.int64, rows)
-    if second is not None:
-        require(second.rows is not None, "second: its rows must be given")
-        check_rows("second", second.x, second.rows, torch.int32, rows)
 
 
 def check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:

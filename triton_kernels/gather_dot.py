@@ -95,9 +95,20 @@ def gather_dot(
     Returns:
         [R * beams, C] float32.
     """
-    _check(x, weight, tokens, scale)
+    require(x.dtype in DTYPES, f"x: bf16, fp16 or fp32 expected, got {x.dtype}")
+    require(
+        tokens.dim() == 2 and len(x) % len(tokens) == 0,
+        f"tokens: {list(tokens.shape)} does not fit {len(x)} rows",
+    )
     (rows, keys), (requests, count) = x.shape, tokens.shape
     beams = rows // requests
+    require_layout(x.device, tokens=(tokens, torch.int32, (requests, count)))
+    require(beams <= 64, "x: at most 64 beams per request are supported")
+    given: dict[str, tuple[Tensor, tuple[int, ...]]]
+    given = {"x": (x, (rows, keys)), "weight": (weight, (len(weight), keys))}
+    if scale is not None:
+        given["scale"] = scale, (keys,)
+    require_like(x, **given)
     out = torch.empty(rows, count, dtype=torch.float32, device=x.device)
     _gather_dot[(requests, triton.cdiv(count, COLUMNS))](
         x,
@@ -119,19 +130,3 @@ def gather_dot(
         num_warps=4,
     )
     return out
-
-
-def _check(x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None) -> None:
-    require(x.dtype in DTYPES, f"x: bf16, fp16 or fp32 expected, got {x.dtype}")
-    require(
-        tokens.dim() == 2 and len(x) % len(tokens) == 0,
-        f"tokens: {list(tokens.shape)} does not fit {len(x)} rows",
-    )
-    require_layout(x.device, tokens=(tokens, torch.int32, tuple(tokens.shape)))
-    require(len(x) // len(tokens) <= 64, "x: at most 64 beams per request are supported")
-    keys = x.shape[1]
-    given: dict[str, tuple[Tensor, tuple[int, ...]]]
-    given = {"x": (x, (len(x), keys)), "weight": (weight, (len(weight), keys))}
-    if scale is not None:
-        given["scale"] = scale, (keys,)
-    require_like(x, **given)

@@ -33,11 +33,6 @@ TILE = 32
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
 def _observe_nodes(
     entries,  # [R] int64
     log_odds,  # [entries, SLOTS] fp32
@@ -77,7 +72,8 @@ def _observe_nodes(
     depth = tl.load(depths + at, mask=judged, other=1)
     level = tl.minimum(tl.maximum(depth - 1, 0), DEPTHS - 1)
     kind = (tl.load(temperatures + request) > 0.0).to(tl.int32)
-    a = _sigmoid(tl.load(slopes + kind) * f + tl.load(biases + kind * DEPTHS + level))
+    x = tl.load(slopes + kind) * f + tl.load(biases + kind * DEPTHS + level)
+    a = 1.0 / (1.0 + tl.exp(-x))
     y = accepted.to(tl.float32)
     weight, residual = a * (1.0 - a), y - a
     to = sums + request * DEPTHS * COLUMNS

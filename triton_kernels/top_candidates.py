@@ -174,8 +174,7 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
         See `TopTokens`; `logits - normalisers[:, None]` are the log-probabilities of
         `beam_search.log_softmax_of_top`.
     """
-    require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
-    check_logits(logits)
+    check_logits(logits, num)
     rows, vocabulary = logits.shape
     kept_logits, kept_tokens = best_of_blocks(logits, vocabulary_block(vocabulary))
     blocks = kept_logits.shape[1]
@@ -244,8 +243,9 @@ def empty_top(rows: int, num: int, device: torch.device) -> TopTokens:
     )
 
 
-def check_logits(logits: Tensor) -> None:
-    """Raise a ValueError unless these are [rows, V] of draft logits."""
+def check_logits(logits: Tensor, num: int) -> None:
+    """Raise a ValueError unless these are [rows, V] of draft logits, and of each row `num` best."""
+    require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
     require(logits.dim() == 2, f"logits: expected [rows, V], got {list(logits.shape)}")
     require(logits.dtype in ZERO_BITS, f"logits: bf16, fp16 or fp32 expected, got {logits.dtype}")
     require_last_dim_contiguous(logits=logits)

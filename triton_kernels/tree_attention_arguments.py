@@ -10,7 +10,6 @@ from torch import Tensor
 from vllm_redrafter.config import MAX_NODES, WORD_BITS
 from vllm_redrafter.triton_kernels.checks import (
     require,
-    require_integers,
     require_last_dim_contiguous,
     require_same_device,
 )
@@ -34,7 +33,9 @@ def check_step(
         "query_start_loc": query_start_loc,
         "ancestors": ancestors,
     } | ({} if depths is None else {"depths": depths})
-    require_integers(torch.int32, **tensors)
+    for name, tensor in tensors.items():
+        require(tensor.dtype == torch.int32, f"{name}: expected torch.int32, got {tensor.dtype}")
+    require_last_dim_contiguous(**tensors)
     require(block_table.dim() == 2, f"block_table: expected [R, blocks], got {block_table.dim()}D")
     requests = context_lens.shape[0]
     require(
