@@ -19,7 +19,7 @@ def test_every_step_has_its_kind_its_rows_and_the_time_of_its_phases(
     target = make_small_target(tmp_path / "target", hidden_size=64)
     drafter = make_drafter(tmp_path / "drafter", hidden_size=64)
     config = {"model": str(drafter), "num_speculative_tokens": 4} if drafts else None
-    with interpreted_engine(target, speculative_config=config, skip_tokenizer_init=True) as llm:
+    with interpreted_engine(target, speculative_config=config) as llm:
         record, counters = llm.call(short_level.measured, drafts)
     steps = record["steps"]
     assert {step["kind"] for step in steps} == {"prompts", "mixed", "decode"}

@@ -10,7 +10,6 @@ from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from redrafter_testing.requests import few_tokens, workloads
-from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.shared_results import shared_result
 
 FEW_TOKENS = few_tokens.VOCAB, few_tokens.HIDDEN
@@ -41,16 +40,9 @@ def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 @pytest.fixture(scope="session")
 def oracle_drafter(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> Path:
     """A drafter's folder from which `OracleProposer` knows all of `plain`'s answers."""
-    from redrafter_testing.oracles.oracle import write_oracle
+    from redrafter_testing.oracles.oracle import write_answers
 
-    known = [
-        (list(answer.prompt_token_ids), list(output.token_ids))
-        for answers in plain.values()
-        for answer in answers
-        for output in answer.outputs
-    ]
-    write_oracle(drafter, target, known)
-    return drafter
+    return write_answers(drafter, target, plain)
 
 
 @pytest.fixture(scope="session")
@@ -77,10 +69,20 @@ def few_tokens_plain(
     """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
 
     def answers() -> dict[str, list[list[int]]]:
-        with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
-            return {
-                sampling: single_tokens_of(llm.run(few_tokens.requests(sampling)))
-                for sampling in few_tokens.SAMPLING
-            }
+        with interpreted_engine(few_tokens_target) as llm:
+            return few_tokens.answers_of(llm)
 
     return shared_result(tmp_path_factory, "few_tokens_plain", answers)
+
+
+@pytest.fixture(scope="session")
+def few_tokens_plain_on_cpu(
+    few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[list[int]]]:
+    """What vLLM's CPU engine does: seeded samples are other ones."""
+
+    def answers() -> dict[str, list[list[int]]]:
+        with cpu_engine(few_tokens_target) as llm:
+            return few_tokens.answers_of(llm)
+
+    return shared_result(tmp_path_factory, "few_tokens_plain_on_cpu", answers)

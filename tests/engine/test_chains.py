@@ -22,7 +22,6 @@ from redrafter_testing.models.families.without_trees import (
 )
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +32,7 @@ Plain = tuple[Any, Engine]
 def plain(request: pytest.FixtureRequest, few_tokens_target: Path) -> Iterator[Plain]:
     """How an engine is started, and one without speculation, all of whose layers see chunks."""
     start = request.param
-    with start(few_tokens_target, setup=chunked_attention, skip_tokenizer_init=True) as llm:
+    with start(few_tokens_target, setup=chunked_attention) as llm:
         yield start, llm
 
 
@@ -63,8 +62,7 @@ def test_layers_of_the_loaded_target_that_read_no_trees_get_chains(
     with start(
         few_tokens_target,
         setup=chunked_attention,
-        skip_tokenizer_init=True,
         speculative_config={**speculative, "adaptive": False},
     ) as llm:
-        assert single_tokens_of(llm.run(asked)) == single_tokens_of(undrafted.run(asked))
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 0
+        assert llm.tokens(asked) == undrafted.tokens(asked)
+        assert llm.accepted() > 0

@@ -20,12 +20,10 @@ from redrafter_testing.models.published_speculators import D, make_lstm, make_ml
 from redrafter_testing.models.tiny_models import make_reciting
 from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
 class Head(NamedTuple):
@@ -73,12 +71,10 @@ def test_the_cpu_engine_s_output_equals_plain(
     with cpu_engine(
         few_tokens_target,
         setup=head.setup,
-        skip_tokenizer_init=True,
         speculative_config={**head.config, "num_speculative_tokens": 8},
     ) as llm:
-        answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
-        assert answers == few_tokens_plain["greedy"]
-        assert llm.counter(ACCEPTED) > 20, "trees were hardly used"
+        assert llm.tokens(few_tokens.requests("greedy")) == few_tokens_plain["greedy"]
+        assert llm.accepted() > 20, "trees were hardly used"
 
 
 def test_the_v2_engine_s_output_from_graphs_equals_plain(
@@ -88,7 +84,6 @@ def test_the_v2_engine_s_output_from_graphs_equals_plain(
     with interpreted_engine(
         few_tokens_target,
         setup=[*head.setup, partial(recorded_graphs.use, (1, 2, 5, 10))],
-        skip_tokenizer_init=True,
         enforce_eager=False,
         compilation_config={"mode": 0},
         max_num_seqs=count,
@@ -96,10 +91,9 @@ def test_the_v2_engine_s_output_from_graphs_equals_plain(
         speculative_config={**head.config, "num_speculative_tokens": 4, "beam_width": 2},
     ) as llm:
         llm.rpc(recorded_graphs.replay, True)
-        answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count)))
-        assert answers == few_tokens_plain["greedy"][:count]
-        assert llm.counter(ACCEPTED) > 3, "trees were hardly used"
-        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
-        assert all(replayed.get(kind, 0) > 5 for kind in ("draft", "model")), replayed
+        asked = few_tokens.requests("greedy", count)
+        assert llm.tokens(asked) == few_tokens_plain["greedy"][:count]
+        assert llm.accepted() > 3, "trees were hardly used"
+        recorded_graphs.assert_replayed(llm, 5, "model", "draft")
         ((_, _, same_on_kernels),) = llm.rpc(recorded_graphs.draft_on_kernels)
         assert same_on_kernels

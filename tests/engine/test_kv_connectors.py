@@ -12,11 +12,11 @@ from vllm import SamplingParams
 
 from redrafter_testing.engines import kv_connectors
 from redrafter_testing.engines.cpu_engine import cpu_engine
-from redrafter_testing.engines.forked_engine import Engine, Setup
+from redrafter_testing.engines.forked_engine import Setup
 from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
 from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.few_tokens import conversations, opening
 from redrafter_testing.requests.workloads import Workload
 
 pytestmark = pytest.mark.engine
@@ -26,38 +26,18 @@ SHAPE = {"num_speculative_tokens": 16, "beam_width": 12, "beam_length": 3, "adap
 TIGHT = {"num_gpu_blocks_override": 10, "max_model_len": 192}
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
+OTHERS = Workload([[token] * 170 for token in (3, 4)], [ONE_TOKEN] * 2)
+"""They fill a small cache."""
 PROMPT_BLOCKS = 5
 """Blocks of 32 tokens that the four prompts fill."""
 
 
 Kind = Callable[..., Any]
 """One of our two engines, and plain vLLM on the same model runner."""
-CPU: Kind = functools.partial(cpu_engine, setup=kv_connectors.use, skip_tokenizer_init=True)
+CPU: Kind = functools.partial(cpu_engine, setup=kv_connectors.use)
 AS_OURS = (kv_connectors.use, use_triton_attention)
 """Plain engines keep their cache as ours do."""
-V2: Kind = functools.partial(interpreted_engine, setup=AS_OURS, skip_tokenizer_init=True)
-
-
-def opening(sampling: str) -> Workload:
-    """Of these requests, those that fill blocks before they answer."""
-    all_requests = few_tokens.requests(sampling)
-    return Workload(all_requests.prompts[4:], all_requests.params[4:])
-
-
-def conversations(llm: Engine) -> dict[str, list[list[int]]]:
-    """Two answers in each conversation: the second one's prompt has the first answer in it.
-
-    In between, a small cache is filled with other texts.
-    """
-    others = [[token] * 170 for token in (3, 4)]
-    answers = {}
-    for sampling in few_tokens.SAMPLING:
-        asked = opening(sampling)
-        first = answers[f"{sampling}, first"] = single_tokens_of(llm.run(asked))
-        llm.run(Workload(others, [ONE_TOKEN] * len(others)))
-        texts = [[*p, *a, 5, 7] for p, a in zip(asked.prompts, first, strict=True)]
-        answers[f"{sampling}, second"] = single_tokens_of(llm.run(Workload(texts, asked.params)))
-    return answers
+V2: Kind = functools.partial(interpreted_engine, setup=AS_OURS)
 
 
 class Undrafted(NamedTuple):
@@ -72,7 +52,7 @@ def undrafted(few_tokens_target: Path) -> Callable[[Kind], Undrafted]:
     @functools.cache
     def of(kind: Kind) -> Undrafted:
         with kind(few_tokens_target, kv_transfer_config=kv_connectors.OFFLOADING) as llm:
-            answers = conversations(llm)
+            answers = conversations(llm, OTHERS)
             assert llm.rpc(kv_connectors.loaded_blocks) == [0]
             return Undrafted(answers, llm.call(kv_connectors.stored_blocks))
 
@@ -98,9 +78,9 @@ def test_offloading_with_eviction_return_and_preemption(
         speculative_config={"model": str(few_tokens_drafter), **SHAPE},
         **TIGHT,
     ) as llm:
-        assert conversations(llm) == undrafted(kind).answers
+        assert conversations(llm, OTHERS) == undrafted(kind).answers
         assert llm.counter("vllm:num_preemptions") > 0
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 50
+        assert llm.accepted() > 50
         assert llm.rpc(kv_connectors.loaded_blocks)[0] > 20
         stored = llm.call(kv_connectors.stored_blocks)
     torch.testing.assert_close(stored, undrafted(kind).stored, rtol=1e-4, atol=1e-4)
@@ -127,7 +107,7 @@ def test_a_plain_engine_reads_prompts_and_ours_answers(
         **transfer,
     ) as llm:
         for sampling in few_tokens.SAMPLING:
-            answers = single_tokens_of(llm.run(opening(sampling)))
-            assert answers == undrafted(kind).answers[f"{sampling}, first"]
+            found = llm.tokens(opening(sampling))
+            assert found == undrafted(kind).answers[f"{sampling}, first"]
         assert llm.counter("vllm:external_prefix_cache_hits") == 2 * PROMPT_BLOCKS * 32
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 40
+        assert llm.accepted() > 40

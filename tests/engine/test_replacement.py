@@ -16,7 +16,6 @@ from redrafter_testing.models.checkpoints import edit_tensors
 from redrafter_testing.models.tiny_models import make_drafter, make_reciting
 from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter import save_drafter
 from vllm_redrafter.heads.registry import new_head
@@ -39,8 +38,8 @@ def served(few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory) ->
     asked = few_tokens.requests("greedy", count=4)
     for params in asked.params:
         params.max_tokens = 200  # of more steps than there are between ten swaps
-    with cpu_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
-        plain = single_tokens_of(llm.run(asked))
+    with cpu_engine(few_tokens_target) as llm:
+        plain = llm.tokens(asked)
     better, worse = map(tmp_path_factory.mktemp, ("better", "worse"))
     rows = list(map(answered, asked.prompts, plain))
     make_reciting(better, few_tokens_target, rows, draft_vocab_size=RANKED)
@@ -57,9 +56,7 @@ def llm(
 ) -> Iterator[Engine]:
     shape = {"num_speculative_tokens": 8, "context_matches": 0, "adaptive": False}
     with request.param(
-        few_tokens_target,
-        skip_tokenizer_init=True,
-        speculative_config={"model": str(served.better), **shape},
+        few_tokens_target, speculative_config={"model": str(served.better), **shape}
     ) as llm:
         yield llm
 

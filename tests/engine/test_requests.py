@@ -43,7 +43,6 @@ CACHED: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.8, "seed": 5},
 }
 PIECES, TOKENS = 4, 11
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
 def asked(*kinds: int) -> Workload:
@@ -79,7 +78,7 @@ def engine_and_plain(
     request: pytest.FixtureRequest, few_tokens_target: Path, few_tokens_drafter: Path
 ) -> Iterator[tuple[Engine, Plain]]:
     """An engine that drafts, with a KV cache too small, and the answers of one that does not."""
-    arguments: dict[str, Any] = {"skip_tokenizer_init": True, "max_logprobs": -1}
+    arguments: dict[str, Any] = {"max_logprobs": -1}
     arguments |= {"max_model_len": 256, "max_num_seqs": 8}
     with request.param(few_tokens_target, **arguments) as llm:
         alone = [llm.run(asked(kind))[0] for kind in range(len(ASKED))]
@@ -123,7 +122,7 @@ def test_no_request_has_more_nodes_verified_than_it_asks_for(
     for params, nodes in zip(load.params, limits, strict=True):
         params.extra_args = {"redrafter": {"spec_tokens": nodes}}
     llm.rpc("reset_redrafter_stats")
-    assert single_tokens_of(llm.run(load)) == few_tokens_plain["greedy"][:4]
+    assert llm.tokens(load) == few_tokens_plain["greedy"][:4]
     (stats,) = llm.rpc("redrafter_stats")
     assert stats["drafted_tokens"] <= max(limits) * stats["verifications"]
     assert (stats["drafted_tokens"] > 0) == any(limits)
@@ -156,9 +155,9 @@ def test_answers_in_sessions_while_requests_beside_are_drafted_for(
     engine_and_plain: tuple[Engine, Plain],
 ) -> None:
     llm, plain = engine_and_plain
-    before = llm.counter(ACCEPTED)
+    before = llm.accepted()
     assert llm.call(answers_in_sessions, *sessions()) == plain.in_sessions
-    assert llm.counter(ACCEPTED) > before
+    assert llm.accepted() > before
     assert [len(answer) for answer in plain.in_sessions[0]] == [PIECES * TOKENS] * 4
 
 
@@ -166,11 +165,11 @@ def test_answers_by_priority(
     engine_and_plain: tuple[Engine, Plain], few_tokens_plain: dict[str, list[list[int]]]
 ) -> None:
     llm, _ = engine_and_plain
-    before = llm.counter(ACCEPTED)
+    before = llm.accepted()
     answers = llm.call(answers_by_priority, few_tokens.requests("greedy"))
     assert single_tokens_of(answers) == few_tokens_plain["greedy"]
     assert llm.counter("vllm:num_preemptions") > 0
-    assert llm.counter(ACCEPTED) > before
+    assert llm.accepted() > before
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,6 @@ def test_rows_of_tokens_embeddings_preempted_and_aborted_requests_hold_their_own
     """`embedding` stands in a text for one."""
     with start(
         few_tokens_target,
-        skip_tokenizer_init=True,
         enable_prompt_embeds=True,
         speculative_config={"method": "redrafter", "num_speculative_tokens": 6, "adaptive": False},
         num_gpu_blocks_override=11,

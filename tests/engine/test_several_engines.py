@@ -11,7 +11,6 @@ from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.engines.server import free_port
 from redrafter_testing.models.families import MIXTRAL
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -27,8 +26,8 @@ def test_two_engines_with_half_of_the_experts_each_on_model_runner_v2(
     target = MIXTRAL.make(tmp_path / "target")
     more: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
     found = front_end.answers_of(V2, target, few_tokens_drafter, **more)
-    with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as plain:
-        expected = single_tokens_of(plain.run(few_tokens.requests("greedy")))
+    with interpreted_engine.interpreted_engine(target) as plain:
+        expected = plain.tokens(few_tokens.requests("greedy"))
     assert found["answers"]["greedy"] == expected
     assert found["accepted"].keys() == {"0", "1"} and all(found["accepted"].values())
 

@@ -42,11 +42,7 @@ def llm(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "beam_length": 3,
     }
     with cpu_engine(
-        small_target,
-        speculative_config=config,
-        skip_tokenizer_init=True,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
+        small_target, speculative_config=config, max_num_seqs=256, max_num_batched_tokens=8192
     ) as llm:
         yield llm
 

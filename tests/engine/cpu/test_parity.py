@@ -20,22 +20,17 @@ from redrafter_testing.engines.inside_cpu_worker import (
     RandomPlanner,
     compiled_loops,
     force,
-    record_candidates,
     traced_graphs,
 )
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.families.quantised import require_kernel
-from redrafter_testing.models.lora_adapters import ARGUMENTS, Adapted, make_adapter
-from redrafter_testing.models.tiny_models import make_drafter, make_reciting, make_small_target
-from redrafter_testing.models.training_data import answered
+from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.oracles import oracle as oracles
 from redrafter_testing.requests import few_tokens, workloads
-from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of, tokens_of
+from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.config import FEWEST_CANDIDATES, USUAL_CANDIDATES
-from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.tree.context_matches import find_matches
 
 pytestmark = pytest.mark.engine
@@ -187,35 +182,22 @@ FEATURES = {
 }
 
 
-def answers_of(llm: Engine) -> Answers:
-    return {
-        sampling: single_tokens_of(llm.run(few_tokens.requests(sampling)))
-        for sampling in few_tokens.SAMPLING
-    }
-
-
-@pytest.fixture(scope="module")
-def few_plain(few_tokens_target: Path) -> Answers:
-    """Seeded samples are other ones than Model Runner V2's."""
-    with cpu_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
-        return answers_of(llm)
-
-
 @pytest.mark.parametrize("name", FEATURES)
 def test_features(
-    name: str, few_tokens_target: Path, few_plain: Answers, request: pytest.FixtureRequest
+    name: str,
+    few_tokens_target: Path,
+    few_tokens_plain_on_cpu: Answers,
+    request: pytest.FixtureRequest,
 ) -> None:
     feature = FEATURES[name]
     config = {"method": "redrafter", **feature.config}
     if feature.drafter is not None:
         config["model"] = str(request.getfixturevalue(feature.drafter))
-    with cpu_engine(
-        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **feature.arguments
-    ) as llm:
+    with cpu_engine(few_tokens_target, speculative_config=config, **feature.arguments) as llm:
         if config["adaptive"]:
             llm.rpc(force, MatchesAlone)
         with nothing_compiled(llm):
-            assert answers_of(llm) == few_plain
+            assert few_tokens.answers_of(llm) == few_tokens_plain_on_cpu
         (stats,) = llm.rpc("redrafter_stats")
         assert stats["sampled_tokens"] > 1.1 * stats["verifications"], "little was accepted"
         assert stats["matched_tokens"] >= stats["accepted_matched_tokens"] > 0
@@ -250,45 +232,6 @@ def check_count_of_matched_tokens(llm: Engine) -> None:
     assert 0 <= behind <= len(answers) < found
 
 
-def test_every_request_is_answered_with_its_adapter(
-    few_tokens_target: Path, few_tokens_fused_drafter: Path, few_plain: Answers, tmp_path: Path
-) -> None:
-    adapters = [make_adapter(tmp_path / str(seed), few_tokens_target, seed) for seed in (0, 1)]
-    requests = Adapted((adapters[0], adapters[1]), count=6)
-    arguments = {"skip_tokenizer_init": True, **ARGUMENTS}
-    with cpu_engine(few_tokens_target, **arguments) as plain:
-        expected = plain.run(requests)
-    same = [a == b for a, b in zip(expected, few_plain["greedy"], strict=False)]
-    assert same == [True, False, False] * 2, "adapters made no difference"
-    config = {"model": str(few_tokens_fused_drafter), **FIXED}
-    with cpu_engine(few_tokens_target, speculative_config=config, **arguments) as llm:
-        assert llm.run(requests) == expected
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 10, "trees were hardly used"
-
-
-def test_drafts_that_choose_among_candidates(tmp_path: Path) -> None:
-    """The target ranks enough tokens; the heads know its greedy answers by heart."""
-    target = make_small_target(tmp_path / "target", vocab_size=512)
-    with cpu_engine(target, skip_tokenizer_init=True) as plain:
-        expected = answers_of(plain)
-    rows = list(map(answered, few_tokens.requests("greedy").prompts, expected["greedy"]))
-    config = {**FIXED, "beam_length": 4, "context_matches": 0}
-    heads: dict[str, dict[str, int]] = {"gated": {}, "recurrent": {"candidates": 64}}
-    for head, given in heads.items():
-        drafter = make_reciting(tmp_path / head, target, rows, head, selector=SelectorConfig(3, 16))
-        with cpu_engine(
-            target,
-            skip_tokenizer_init=True,
-            speculative_config={"model": str(drafter), **config, **given},
-        ) as llm:
-            llm.rpc(record_candidates)
-            assert answers_of(llm) == expected
-            assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 20
-            (counts,) = llm.rpc(attrgetter("candidates"))
-        usual = given.get("candidates", USUAL_CANDIDATES)
-        assert (min(counts), max(counts)) == (FEWEST_CANDIDATES, usual)
-
-
 # Families of targets
 
 
@@ -301,7 +244,7 @@ def test_families(family: Family, tmp_path: Path) -> None:
     require_kernel(family)
     target = family.make(tmp_path / "target")
     drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
-    arguments = {"skip_tokenizer_init": True, "max_model_len": 256, **family.arguments}
+    arguments = {"max_model_len": 256, **family.arguments}
     speculative = {"model": str(drafter), "num_speculative_tokens": 10}
     speculative |= {"beam_width": 1 if family in CHAINS else 5, "beam_length": 4}
     asked = family.questions(6, 40)

@@ -14,7 +14,6 @@ from vllm import SamplingParams
 
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import ENVIRONMENT
-from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.engine.cpu import recording
 from vllm_redrafter.utils.errors import ConfigError
@@ -64,13 +63,12 @@ def test_what_cannot_be_recorded_is_refused_before_the_engine_starts(
 
 
 def test_a_recorded_answer_is_plain_vllms(target: Path, drafter: Path) -> None:
-    arguments = {"skip_tokenizer_init": True}
-    with cpu_engine(target, **arguments) as plain:
+    with cpu_engine(target) as plain:
         params = SamplingParams(temperature=0, max_tokens=TOKENS)
-        (expected,) = single_tokens_of(plain.run(Workload([PROMPT_TOKENS], [params])))
+        (expected,) = plain.tokens(Workload([PROMPT_TOKENS], [params]))
     shape = {"num_speculative_tokens": 8, "beam_width": 3, "beam_length": 3}
     speculation = {"model": str(drafter), "adaptive": False, **shape}
-    with cpu_engine(target, speculative_config=speculation, **arguments) as engine:
+    with cpu_engine(target, speculative_config=speculation) as engine:
         answer, steps = engine.call(recording.record_answer, PROMPT_TOKENS, TOKENS)
     assert answer == expected
     given = [token for step in steps for token in step.output_tokens]

@@ -53,16 +53,9 @@ def plain_v2(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 @pytest.fixture(scope="session")
 def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[Any]]) -> Path:
     """A drafter's folder from which `OracleSpeculator` knows all of these answers."""
-    from redrafter_testing.oracles.oracle import write_oracle
+    from redrafter_testing.oracles.oracle import write_answers
 
-    known = [
-        (list(answer.prompt_token_ids), list(output.token_ids))
-        for answers in plain_v2.values()
-        for answer in answers
-        for output in answer.outputs
-    ]
-    write_oracle(small_drafter, small_target, known)
-    return small_drafter
+    return write_answers(small_drafter, small_target, plain_v2)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from redrafter_testing.requests.answers import assert_logprobs_close, single_tok
 
 pytestmark = pytest.mark.engine
 
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 DRAFTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens"
 
 
@@ -49,10 +48,10 @@ def adaptive(small_target: Path, oracle_v2: Path) -> Iterator[Engine]:
 def run(llm: Engine, load: workloads.Workload) -> tuple[list[Any], list[list[int]], float]:
     """Answers, nodes admitted by step and request, accepted tokens; from an empty cache."""
     llm.call(reset_prefix_cache)
-    before = llm.counter(ACCEPTED)
+    before = llm.accepted()
     answers = llm.run(load)
     (admitted,) = llm.rpc(budgets.admitted)
-    return answers, admitted, llm.counter(ACCEPTED) - before
+    return answers, admitted, llm.accepted() - before
 
 
 def assert_equal_to_plain(answers: list[Any], plain: list[Any]) -> None:

@@ -17,7 +17,6 @@ from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.tenants import Tenants, foreign_canaries, record_drafts
 
 pytestmark = pytest.mark.engine
@@ -26,9 +25,6 @@ SHAPE = {"beam_width": 3, "beam_length": 3, "context_matches": 2}
 STORE, KEPT = "model_runner.table.earlier.store", ("ring", "state")
 Plain = dict[str, list[list[int]]]
 
-# Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
-TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
-
 
 def engine(target: Path, **speculative: Any) -> AbstractContextManager[Engine]:
     """Steps replay recordings in place of CUDA graphs."""
@@ -36,9 +32,8 @@ def engine(target: Path, **speculative: Any) -> AbstractContextManager[Engine]:
         target,
         setup=recorded_graphs.use_as_a_gpu_with_long_contexts,
         enforce_eager=False,
-        skip_tokenizer_init=True,
         speculative_config={"num_speculative_tokens": 8, **speculative},
-        **TIGHT,
+        **few_tokens.TIGHT,
     )
 
 
@@ -49,7 +44,7 @@ def run(
     if forgets:
         llm.call(reset_prefix_cache)
     llm.rpc("reset_redrafter_stats")
-    answers = single_tokens_of(llm.run(few_tokens.requests(sampling, count)))
+    answers = llm.tokens(few_tokens.requests(sampling, count))
     (stats,) = llm.rpc("redrafter_stats")
     accepted = stats["accepted_matched_tokens"] + stats["accepted_earlier_tokens"]
     assert accepted > 5, "paths were hardly used"
@@ -68,8 +63,7 @@ def test_output_equals_plain_whatever_each_step_s_budget_and_of_matches_alone(
             assert answers == expected
             (levels,) = llm.rpc(budgets.lengths)
             assert set(levels) == {0, 1, 2, 3}
-        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
-        assert replayed["draft"] > 10
+        recorded_graphs.assert_replayed(llm, 10, "draft")
         assert llm.counter("vllm:num_preemptions") > 0
         llm.rpc(budgets.force, 1.0, True, 0)
         (before,) = llm.rpc(inside_worker.match_probabilities)
@@ -109,8 +103,7 @@ def test_output_without_a_drafter_equals_plain_and_is_faster_with_what_was_answe
         kept = str(ring[0, : state[0]].tolist())[1:-1].split("-1, ")[1:]
         assert len(expected) <= len(kept) <= 2 * len(expected), "preempted ones are not kept"
         assert all(k.startswith(tuple(str(a[:15])[1:-1] for a in expected)) for k in kept)
-    (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
-    assert replayed["draft"] > 10
+    recorded_graphs.assert_replayed(llm, 10, "draft")
 
 
 def test_no_tenant_is_drafted_what_only_another_one_s_answers_have(searchless: Engine) -> None:

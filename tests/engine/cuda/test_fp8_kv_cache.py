@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from redrafter_testing.engines import inside_worker
 from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -46,14 +45,14 @@ def test_greedy_output_equals_plain(
     target = shutil.copytree(few_tokens_target, tmp_path / "target")
     add_scales(target)
     load = few_tokens.requests("greedy", count=6)
-    arguments = {"skip_tokenizer_init": True, "max_num_batched_tokens": 96}
+    arguments = {"max_num_batched_tokens": 96}
     caches = [[("fp8", *scales) for scales in SCALES]]
     with interpreted_engine(target, setup=use_triton_attention, **arguments) as plain:
-        expected = single_tokens_of(plain.run(load))
+        expected = plain.tokens(load)
         assert plain.rpc(inside_worker.kv_caches) == caches
     speculative = {"model": str(few_tokens_drafter), "num_speculative_tokens": 10}
     arguments |= {"speculative_config": speculative, "attention_kernels": True}
     with interpreted_engine(target, **arguments) as llm:
-        assert single_tokens_of(llm.run(load)) == expected
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 10, "trees were hardly used"
+        assert llm.tokens(load) == expected
+        assert llm.accepted() > 10, "trees were hardly used"
         assert llm.rpc(inside_worker.kv_caches) == caches

@@ -17,14 +17,8 @@ from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs, torch_flash_attention
 from redrafter_testing.requests import few_tokens, workloads
-from redrafter_testing.requests.answers import single_tokens_of
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import hidden_states, load_target
-
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
-
-# Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
-TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,6 @@ def graphs(few_tokens_target: Path, few_tokens_fused_drafter: Path) -> Iterator[
     with interpreted_engine(
         few_tokens_target,
         setup=recorded_graphs.use_as_a_gpu_with_long_contexts,
-        skip_tokenizer_init=True,
         enforce_eager=False,
         speculative_config={
             "model": str(few_tokens_fused_drafter),
@@ -42,7 +35,7 @@ def graphs(few_tokens_target: Path, few_tokens_fused_drafter: Path) -> Iterator[
             "adaptive": False,
             "num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 8, 4]],
         },
-        **TIGHT,
+        **few_tokens.TIGHT,
     ) as llm:
         yield llm
 
@@ -50,9 +43,9 @@ def graphs(few_tokens_target: Path, few_tokens_fused_drafter: Path) -> Iterator[
 def answers_and_accepted(llm: Engine, sampling: str) -> tuple[list[list[int]], float]:
     """The requests' tokens, and how many of them were accepted drafts; from an empty cache."""
     llm.call(reset_prefix_cache)
-    before = llm.counter(ACCEPTED)
-    answers = single_tokens_of(llm.run(few_tokens.requests(sampling)))
-    return answers, llm.counter(ACCEPTED) - before
+    before = llm.accepted()
+    answers = llm.tokens(few_tokens.requests(sampling))
+    return answers, llm.accepted() - before
 
 
 @pytest.mark.engine
@@ -102,7 +95,7 @@ def test_drafts_start_from_the_states_that_transformers_computes(
     graphs.rpc(inside_worker.keep_draft_starts)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     load = workloads.Workload(few_tokens.requests("greedy", count=1).prompts, [params])
-    answers = single_tokens_of(graphs.run(load))
+    answers = graphs.tokens(load)
     (starts,) = graphs.rpc(inside_worker.value, "starts")
     texts = [prompt + tokens for prompt, tokens in zip(load.prompts, answers, strict=True)]
     model = load_target(Target.open(few_tokens_target))

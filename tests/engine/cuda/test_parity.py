@@ -26,7 +26,7 @@ from redrafter_testing.models.tiny_models import make_drafter, make_random_targe
 from redrafter_testing.oracles import oracle_v2
 from redrafter_testing.oracles.oracle import write_oracle
 from redrafter_testing.requests import few_tokens, small_workloads, workloads
-from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of, tokens_of
+from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 from redrafter_testing.requests.small_workloads import (
     GREEDY,
     GREEDY_TOKENS,
@@ -38,13 +38,12 @@ from redrafter_testing.requests.small_workloads import (
 pytestmark = pytest.mark.engine
 
 Plain = dict[str, list[Any]]
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
-COUNTERS = "vllm:spec_decode_num_drafts", ACCEPTED, "vllm:spec_decode_num_draft_tokens"
+COUNTED = ("drafts", "accepted_tokens", "draft_tokens")
 
 
 def counters(llm: Engine, before: list[float] | None = None) -> list[float]:
     """Drafts, accepted and drafted tokens, since `before`."""
-    now = [llm.counter(name) for name in COUNTERS]
+    now = [llm.counter(f"vllm:spec_decode_num_{counted}") for counted in COUNTED]
     return now if before is None else [n - b for n, b in zip(now, before, strict=True)]
 
 
@@ -145,10 +144,10 @@ def test_thinking_budgets_end_where_they_do_without_speculation(
     reasoning = oracle.call(attrgetter("llm_engine.vllm_config.reasoning_config"))
     assert reasoning.reasoning_start_token_ids == REASONING_START
     assert reasoning.reasoning_end_token_ids == REASONING_END
-    before = oracle.counter(ACCEPTED)
+    before = oracle.accepted()
     answers = tokens_of(oracle.run(small_workloads.thinking()))
     assert answers == tokens_of(plain_v2["thinking"])
-    assert oracle.counter(ACCEPTED) - before > 40
+    assert oracle.accepted() - before > 40
     # 4 thoughts of a budget of 6 were in the prompt.
     for request, thoughts in enumerate((0, 6, 2, 5)):
         ended = answers[request][0][thoughts:][: len(REASONING_END)]
@@ -212,7 +211,6 @@ def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
     target = family.make(tmp_path / "target")
     drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
     arguments: dict[str, Any] = {
-        "skip_tokenizer_init": True,
         "max_num_batched_tokens": family.batched_tokens,  # chunks of prompts beside trees
         **family.arguments,
     }
@@ -235,10 +233,9 @@ def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
             llm.rpc(recorded_graphs.replay, True)
             llm.rpc(budgets.force, 0.8)
         assert llm.run(asked) == expected
-        assert llm.counter(ACCEPTED) > 2, "trees were hardly used"
+        assert llm.accepted() > 2, "trees were hardly used"
         if from_graphs:
-            (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
-            assert replayed.get("model", 0) > 3, replayed
+            recorded_graphs.assert_replayed(llm, 3, "model")
 
 
 @pytest.mark.parametrize(
@@ -253,20 +250,19 @@ def test_chains_of_other_families(family: Family, tmp_path: Path) -> None:
     # Some tokens more: the oracle has to know what is verified at an answer's end.
     more = K + 1
     longer = Questions(COUNT, tokens + more)
-    arguments: dict[str, Any] = {"skip_tokenizer_init": True, **family.arguments}
-    with interpreted_engine(target, **arguments) as plain:
+    with interpreted_engine(target, **family.arguments) as plain:
         answers = plain.run(longer)
     write_oracle(drafter, target, list(zip(longer.prompts(), answers, strict=True)))
     asked, expected = Questions(COUNT, tokens), [answer[:-more] for answer in answers]
     shape = {"num_speculative_tokens": K, "beam_width": 3, "beam_length": K, "context_matches": 0}
-    if preempted:
-        arguments |= {"max_model_len": 128, **preempted}
+    arguments = {"max_model_len": 128, **preempted} if preempted else {}
     with interpreted_engine(
         target,
         setup=oracle_v2.use,
         attention_kernels=True,
         speculative_config={"model": str(drafter), "adaptive": False, **shape},
         max_num_batched_tokens=family.batched_tokens,
+        **family.arguments,
         **arguments,
     ) as llm:
         llm.rpc("reset_redrafter_stats")
@@ -285,7 +281,7 @@ def test_recurrent_layers_in_which_vllm_verifies_no_drafts_are_refused(tmp_path:
     speculative = {"method": "redrafter", "num_speculative_tokens": 3}
     with (
         pytest.raises(RuntimeError, match="no drafts in layers on Mamba1AttentionBackend here; le"),
-        interpreted_engine(target, skip_tokenizer_init=True, speculative_config=speculative),
+        interpreted_engine(target, speculative_config=speculative),
     ):
         pass
 
@@ -296,12 +292,11 @@ def test_custom_logits_processors_act_on_every_token_of_a_chain(
     """They see draft tokens as chains, so every request gets one."""
     with interpreted_engine(
         few_tokens_target,
-        skip_tokenizer_init=True,
         logits_processors=["redrafter_testing.engines.no_echo:NoEcho"],
         speculative_config={"model": str(few_tokens_drafter), "num_speculative_tokens": 8},
     ) as llm:
         answers = llm.run(few_tokens.requests("greedy", count=6))
-        accepted = llm.counter(ACCEPTED)
+        accepted = llm.accepted()
     for answer in answers:
         tokens = [*answer.prompt_token_ids[-2:], *answer.outputs[0].token_ids]
         assert all(a != b for a, b in zip(tokens, tokens[2:], strict=False))
@@ -321,7 +316,6 @@ def test_chains_from_graphs_whatever_each_step_s_budget(
     with interpreted_engine(
         few_tokens_target,
         setup=setup if trims else [*setup, recorded_graphs.read_no_trimmed_batches],
-        skip_tokenizer_init=True,
         enforce_eager=False,
         max_num_seqs=2,
         max_num_batched_tokens=64,  # so many rows are profiled
@@ -336,11 +330,9 @@ def test_chains_from_graphs_whatever_each_step_s_budget(
         llm.rpc(recorded_graphs.replay, True)
         llm.rpc(budgets.force, 0.8, trims)
         for sampling, expected in few_tokens_plain.items():
-            answers = single_tokens_of(llm.run(few_tokens.requests(sampling, count=2)))
-            assert answers == expected[:2]
-        assert llm.counter(ACCEPTED) > 0
+            assert llm.tokens(few_tokens.requests(sampling, count=2)) == expected[:2]
+        assert llm.accepted() > 0
         (admitted,) = llm.rpc(budgets.admitted)
-        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
-    assert replayed.get("model", 0) > 5, replayed
+        recorded_graphs.assert_replayed(llm, 5, "model")
     several = {tuple(sorted(set(nodes))) for nodes in admitted if len(nodes) > 1}
     assert (several <= {(0,), (K,)}) != trims

@@ -27,33 +27,14 @@ from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
-from redrafter_testing.requests.workloads import Workload
+from redrafter_testing.requests.few_tokens import conversations, opening
 from vllm_redrafter.engine.cuda import pipeline
 from vllm_redrafter.utils.errors import ConfigError
 
-SAMPLINGS = tuple(few_tokens.SAMPLING)
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 # Prompts are read in chunks; of second answers, not all fit into the KV cache to their end.
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 14, "max_model_len": 192}
 
 Answers = dict[str, list[list[int]]]
-
-
-def opening(sampling: str) -> Workload:
-    """Of these requests, those that fill blocks before they answer."""
-    asked = few_tokens.requests(sampling)
-    return Workload(asked.prompts[4:], asked.params[4:])
-
-
-def conversations(llm: Engine) -> Answers:
-    """Two answers in each conversation: the second one's prompt has the first answer in it."""
-    found = {}
-    for sampling in SAMPLINGS:
-        asked = opening(sampling)
-        first = found[f"{sampling}, first"] = single_tokens_of(llm.run(asked))
-        texts = [[*p, *a, 5, 7] for p, a in zip(asked.prompts, first, strict=True)]
-        found[f"{sampling}, second"] = single_tokens_of(llm.run(Workload(texts, asked.params)))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +53,7 @@ def fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(target: Path) -> Answers:
-    with interpreted_engine(target, skip_tokenizer_init=True) as llm:
+    with interpreted_engine(target) as llm:
         return conversations(llm)
 
 
@@ -88,7 +69,6 @@ def stages(
         target,
         setup=setup,
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-        skip_tokenizer_init=True,
         speculative_config={"model": str(drafter), **shape},
         pipeline_parallel_size=number,
         **arguments,
@@ -108,7 +88,7 @@ def test_two_stages_with_chunks_prefix_caching_preemption_and_aborts(
         assert conversations(llm) == plain
         assert llm.counter("vllm:num_preemptions") > 0
         assert llm.counter("vllm:prefix_cache_hits") > 500
-        assert llm.counter(ACCEPTED) > 100
+        assert llm.accepted() > 100
         earlier, last = llm.rpc("redrafter_stats")
         assert earlier["verifications"] == 0 < last["verifications"]
 
@@ -119,10 +99,9 @@ def test_three_stages_and_reloaded_weights(
 ) -> None:
     drafter = shutil.copytree(fused_drafter, tmp_path / "drafter")
     with stages(3, target, drafter) as llm:
-        for sampling in SAMPLINGS:
-            answers = single_tokens_of(llm.run(opening(sampling)))
-            assert answers == plain[f"{sampling}, first"]
-        before = llm.counter(ACCEPTED)
+        for sampling in few_tokens.SAMPLING:
+            assert llm.tokens(opening(sampling)) == plain[f"{sampling}, first"]
+        before = llm.accepted()
         assert before > 20
         make_drafter(drafter, few_tokens.VOCAB, few_tokens.HIDDEN)
         with pytest.raises(RuntimeError, match=r"another head .*target_layers \(1, 2\) -> "):
@@ -131,8 +110,8 @@ def test_three_stages_and_reloaded_weights(
         llm.rpc(inside_worker.forget_embedding)
         llm.rpc("reload_weights")
         llm.call(reset_prefix_cache)
-        assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
-        assert llm.counter(ACCEPTED) > before + 10
+        assert llm.tokens(opening("greedy")) == plain["greedy, first"]
+        assert llm.accepted() > before + 10
         swapped = llm.rpc("redrafter_swap", str(fused_drafter))
         assert swapped == [{"drafter": str(fused_drafter)}] * 3
 
@@ -145,7 +124,7 @@ def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answer
     setup = recorded_graphs.use_as_a_gpu_with_long_contexts
     with stages(2, target, fused_drafter, shape, setup, **small) as llm:
         llm.rpc(recorded_graphs.replay, True)
-        assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
+        assert llm.tokens(opening("greedy")) == plain["greedy, first"]
         first, last = llm.rpc(recorded_graphs.how_often_replayed)
         assert first == {"model": last["model"]} and last.keys() == {"model", "draft"}
         assert min(last.values()) > 5
@@ -157,8 +136,7 @@ def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
 ) -> None:
     setup = layers_of_other_backends.derived_backend, schedule_asynchronously
     with stages(2, few_tokens_target, few_tokens_drafter, setup=setup) as llm:
-        answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
-        assert answers == few_tokens_plain["greedy"][:4]
+        assert llm.tokens(few_tokens.requests("greedy", 4)) == few_tokens_plain["greedy"][:4]
         assert llm.rpc(inside_worker.value, "model_runner.table.config.tree") == ["chain", "chain"]
 
 

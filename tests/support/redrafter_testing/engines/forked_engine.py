@@ -20,6 +20,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from redrafter_testing.requests.answers import single_tokens_of
+
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three
     "PYTHONSAFEPATH": "1",  # else the working directory's triton_kernels would hide vLLM's
@@ -32,6 +34,7 @@ SETTINGS = {
     "enforce_eager": True,
     "kv_cache_memory_bytes": 1 << 28,  # it is filled with zeros
 }
+"""Beside them, a target without a tokenizer is given token ids and gives such."""
 
 
 Setup = Callable[[], object] | Sequence[Callable[[], object]] | None
@@ -75,6 +78,10 @@ class Engine:
         """vLLM's answers to the workload's requests."""
         return self.call(_run, workload)
 
+    def tokens(self, workload: Any) -> list[list[int]]:
+        """The token ids of each request's only answer."""
+        return single_tokens_of(self.run(workload))
+
     def rpc(self, function: Callable[..., Any] | str, *args: Any) -> Any:
         """What the function returns, called with the worker in the worker's process."""
         return self.call(_rpc, function, *args)
@@ -82,6 +89,10 @@ class Engine:
     def counter(self, name: str) -> float:
         """The value of one of vLLM's counters."""
         return self.call(_counter, name)
+
+    def accepted(self) -> float:
+        """How many draft tokens vLLM counts as accepted so far."""
+        return self.counter("vllm:spec_decode_num_accepted_tokens")
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """What `function(llm, *args)` returns in the engine's process."""
@@ -135,7 +146,8 @@ def _serve(
         from vllm import LLM
 
         _let_vision_targets_load()
-        llm = LLM(target, **{**SETTINGS, **arguments})
+        has_words = (Path(target) / "tokenizer_config.json").exists()
+        llm = LLM(target, **{**SETTINGS, "skip_tokenizer_init": not has_words, **arguments})
         if settle is not None:
             llm.collective_rpc(settle)
     except BaseException:

@@ -404,3 +404,9 @@ def replay(worker: Any, wanted: bool) -> None:
 def how_often_replayed(worker: Any) -> dict[str, int]:
     """Replays by kind, since `replay` was called."""
     return dict(replayed)
+
+
+def assert_replayed(llm: Any, more_than: int, *kinds: str) -> None:
+    """For a test: each of these kinds of graphs, so often since `replay` was called."""
+    (counted,) = llm.rpc(how_often_replayed)
+    assert all(counted.get(kind, 0) > more_than for kind in kinds), counted

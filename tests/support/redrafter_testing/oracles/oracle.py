@@ -4,7 +4,9 @@
 It recognises where a request stands by the nearest of the hidden states that it has recorded.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +44,14 @@ def write_oracle(folder: Path, target: Path, sequences: list[tuple[list[int], li
         (torch.stack(hidden), torch.stack(continuation), torch.tensor(position)),
         folder / ORACLE_FILE,
     )
+
+
+def write_answers(folder: Path, target: Path, plain: Mapping[str, list[Any]]) -> Path:
+    """Record vLLM's answers, by workload, for the oracles; returns the folder."""
+    answers = [answer for of_load in plain.values() for answer in of_load]
+    known = [(list(a.prompt_token_ids), list(o.token_ids)) for a in answers for o in a.outputs]
+    write_oracle(folder, target, known)
+    return folder
 
 
 class Oracle:

@@ -93,6 +93,6 @@ AUDIO = (
         questions=Listening,
         blank=partial(Listening, blank=True),
         batched_tokens=96,
-        arguments={"limit_mm_per_prompt": {"audio": 1}, "skip_tokenizer_init": False},
+        arguments={"limit_mm_per_prompt": {"audio": 1}},
     ),
 )

@@ -106,7 +106,6 @@ GEMMA = (
         vocab_size=len(_tokenizer()),
         questions=Seeing,
         arguments={
-            "skip_tokenizer_init": False,
             "disable_chunked_mm_input": True,  # as vLLM has it on a GPU
             "limit_mm_per_prompt": {"image": 2},
         },

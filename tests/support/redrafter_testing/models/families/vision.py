@@ -123,11 +123,7 @@ def _family(
         questions=partial(Looking, mark=mark),
         blank=partial(Looking, mark=mark, blank=True),
         batched_tokens=96,
-        arguments={
-            "skip_tokenizer_init": False,
-            "max_model_len": 256,
-            "limit_mm_per_prompt": {"image": 3, "video": 0},
-        },
+        arguments={"max_model_len": 256, "limit_mm_per_prompt": {"image": 3, "video": 0}},
     )
 
 
