@@ -14,6 +14,8 @@ from torch import Tensor
 from redrafter_testing.gpu import kernel_launches
 from redrafter_testing.gpu.kernel_launches import DRAFTS, Attention, step_cases
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+from vllm_redrafter.triton_kernels.find_matches import MatchBuffers
+from vllm_redrafter.triton_kernels.join_matches import JoinedBuffers
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 
 LAUNCHES = [Attention(window=True, sinks=True), *DRAFTS, *(launch for _, launch in step_cases())]
@@ -114,6 +116,23 @@ REFUSED: list[tuple[str, Callable[..., Given], str]] = [
     ("grow_beams", one("top", lambda top: top._replace(logits=top.logits[:3])), "logits: "),
     ("grow_beams", one("survival", lambda s: (s[0], s[1][:, :1], s[2])), "biases: expected"),
     ("grow_beams", one("survival", lambda s: (*s[:2], s[2][:0])), "temperatures: expected"),
+    ("find_matches", one("text", lambda text: text.repeat(1, 2)), "out: was made"),
+    ("find_matches", one("num_tokens", narrow(0, 1)), "num_tokens"),
+    ("find_matches", one("entries", lambda entries: entries.repeat(2)), "entries: 4 requests"),
+    ("join_matches", one("probabilities", narrow(1, 5)), "probabilities"),
+    ("join_matches", one("paths", lambda _: MatchBuffers(1, 2, 8, 8, "cpu")), "search: 2 req"),
+    ("join_matches", one("out", lambda out: JoinedBuffers(2, (4, 5), (1, 8), "cpu")), "out: exp"),
+    ("join_matches", one("search", lambda s: s._replace(tokens=s.tokens.float())), "tokens: exp"),
+    ("observe_nodes", one("entries", lambda entries: entries.repeat(2)), "entries: 4 requests"),
+    ("observe_matches", one("entries", lambda entries: entries.repeat(2)), "entries: 4 requests"),
+    (
+        "observe_matches",
+        lambda counts, probabilities, **_: {
+            "counts": counts.repeat(1, 1, 2, 1),
+            "probabilities": probabilities.repeat(1, 1, 2),
+        },
+        "probabilities: of 16 depths",
+    ),
     ("admit_nodes", one("scheduled", narrow(1, 1)), "scheduled: expected"),
     ("build_tree", one("tokens", lambda tokens: tokens.repeat(1, 2, 1)), "tokens: 4096 candidates"),
     ("build_tree", one("log_odds", narrow(1, 3)), "log_odds: expected"),

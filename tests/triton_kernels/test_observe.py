@@ -8,7 +8,7 @@ from torch import Tensor
 
 from redrafter_testing.gpu import torch_drafting
 from redrafter_testing.gpu.torch_drafting import judged_and_accepted
-from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
+from vllm_redrafter.budget.match_acceptance import PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
 from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, LONGEST_MATCH, MATCH_CLASSES
 from vllm_redrafter.triton_kernels import observe_matches as matches_kernel
@@ -133,15 +133,3 @@ def test_probabilities_are_those_of_the_cpu_engine(
     assert counts[..., 0].max() <= memory * (1 + 1e-6)
     if requests > 1:
         assert not np.allclose(found[0], found[1]), "greedy and sampled requests were mixed"
-
-
-def test_more_requests_than_trees_and_paths_deeper_than_trees_are_refused() -> None:
-    trees, entries, log_odds = random_step(2, 5, torch.device("cpu"))
-    more, lengths = torch.zeros(3, dtype=torch.int64), torch.zeros(4, 5).int()
-    sums = torch.zeros(2, 2, DEPTHS, COLUMNS)
-    with pytest.raises(ValueError, match="entries: 3 requests"):
-        observe_nodes(more, log_odds, trees, torch.zeros(2, 1), torch.zeros(2, DEPTHS), *sums)
-    counts, totals = torch.zeros(2, 5, 5, 2), torch.zeros(4, dtype=torch.int64)
-    for asked, named in ((more, "entries: 3 requests"), (entries, "probabilities: of 5 depths")):
-        with pytest.raises(ValueError, match=named):
-            observe_matches(asked, lengths, trees, MEMORY, counts, counts[..., 0] + 0, totals)
