@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
+from redrafter_testing.gpu.triton_interpreter import import_kernels, interpreted
 from redrafter_testing.models.published_speculators import (
     KINDS,
     H,
@@ -19,13 +19,8 @@ from redrafter_testing.models.published_speculators import (
     reference_logits,
 )
 
-KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers", "candidates")
-KERNELS += ("gather_dot", "gated_layer", "speculator_cell")
-import_interpreted(
-    *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
-    *(f"vllm_redrafter.engine.cuda.heads.{name}" for name in ("selector", "speculators", "forms")),
-    "vllm_redrafter.engine.cuda.draft_search",
-)
+LAUNCHING = "heads.selector", "heads.speculators", "heads.forms", "draft_search"
+import_kernels(*LAUNCHING, despite_gpu=True)
 
 from vllm_redrafter.checkpoints.conversion import convert  # noqa: E402
 from vllm_redrafter.checkpoints.reading import load_drafter  # noqa: E402

@@ -4,24 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from redrafter_testing.gpu.triton_interpreter import Memory, import_interpreted, interpreted
-from vllm_redrafter import triton_kernels
+from redrafter_testing.gpu.triton_interpreter import ON_GPU, Memory, import_kernels, kernels_run
 
 if TYPE_CHECKING:
     from redrafter_testing.gpu.tree_attention_launch import Launch
 
-ON_GPU = torch.cuda.is_available()
-
 # Before any test module of this folder imports them.
-if not ON_GPU:
-    found = iter_modules(triton_kernels.__path__, f"{triton_kernels.__name__}.")
-    import_interpreted(*(module.name for module in found))
+import_kernels()
 
 
 @pytest.fixture(scope="session")
@@ -32,11 +26,8 @@ def device() -> torch.device:
 @pytest.fixture(scope="module", autouse=True)
 def memory() -> Iterator[Memory | None]:
     """Under the interpreter, the watch over the kernels' accesses; a GPU has none."""
-    if ON_GPU:
-        yield None
-    else:
-        with interpreted() as watch:
-            yield watch
+    with kernels_run() as watch:
+        yield watch
 
 
 @pytest.fixture(scope="module")

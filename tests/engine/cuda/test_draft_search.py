@@ -12,18 +12,10 @@ from torch import Tensor, nn
 
 from redrafter_testing.gpu.memory_pool import MemoryPool
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
-from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
+from redrafter_testing.gpu.triton_interpreter import ON_GPU, import_kernels, kernels_run
 
-ON_GPU = torch.cuda.is_available()
-KERNELS = ("ordered_keys", "top_candidates", "candidates", "grow_beams", "draft_layers")
-KERNELS += ("gated_layer", "gather_dot", "speculator_cell")
 FORMS_OF_HEADS = ("selector", "gated", "recurrent", "speculators", "forms")
-if not ON_GPU:
-    import_interpreted(
-        *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
-        *(f"vllm_redrafter.engine.cuda.heads.{name}" for name in FORMS_OF_HEADS),
-        "vllm_redrafter.engine.cuda.draft_search",
-    )
+import_kernels(*(f"heads.{name}" for name in FORMS_OF_HEADS), "draft_search")
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
@@ -53,12 +45,8 @@ MANY = MAX_ROWS // SHAPE.beam_width + 1
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[None]:
-    """On a CPU, interpreted."""
-    if ON_GPU:
+    with kernels_run():
         yield
-    else:
-        with interpreted():
-            yield
 
 
 def head_of(name: str, **options: Any) -> DraftHead:

@@ -20,18 +20,9 @@ from torch import Tensor
 from redrafter_testing.algorithm.context_matches import search_and_paths
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.gpu.torch_drafting import in_torch
-from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
+from redrafter_testing.gpu.triton_interpreter import ON_GPU, import_kernels, interpreted
 
-ON_GPU = torch.cuda.is_available()
-KERNELS = ("find_matches", "join_matches", "observe_matches", "observe_nodes")
-KERNELS += ("build_tree_kernels", "build_tree", "earlier_answers")
-if not ON_GPU:
-    import_interpreted(
-        *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
-        "vllm_redrafter.engine.cuda.earlier_answers",
-        "vllm_redrafter.engine.cuda.context_matching",
-        "vllm_redrafter.engine.cuda.node_confidence",
-    )
+import_kernels("earlier_answers", "context_matching", "node_confidence")
 
 from vllm_redrafter.config import ReDrafterConfig  # noqa: E402
 from vllm_redrafter.drafting import earlier_answers as on_host  # noqa: E402

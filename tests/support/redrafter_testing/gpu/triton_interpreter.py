@@ -5,14 +5,19 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from redrafter_testing.gpu import interpreter_speed
+from vllm_redrafter import triton_kernels
+
+ON_GPU = torch.cuda.is_available()
 
 
 def import_interpreted(*modules: str) -> None:
@@ -25,6 +30,14 @@ def import_interpreted(*modules: str) -> None:
         importlib.import_module("triton.experimental.gluon")
         for name in modules:
             importlib.import_module(name)
+
+
+def import_kernels(*launching: str, despite_gpu: bool = False) -> None:
+    """Unless there is a GPU: all of our kernels so, and these modules of `engine/cuda` afresh."""
+    if despite_gpu or not ON_GPU:
+        kernels = iter_modules(triton_kernels.__path__, f"{triton_kernels.__name__}.")
+        modules = (f"vllm_redrafter.engine.cuda.{name}" for name in launching)
+        import_interpreted(*(kernel.name for kernel in kernels), *modules)
 
 
 class Memory:
@@ -59,6 +72,11 @@ class Memory:
         inside = (tensor >= 0) & (at + size <= self._ends[tensor])
         assert inside.all(), "the kernel touches memory outside its arguments"
         return at.size
+
+
+def kernels_run() -> AbstractContextManager[Memory | None]:
+    """While this is entered, what `import_kernels` imported runs; on a GPU, there."""
+    return nullcontext() if ON_GPU else interpreted()
 
 
 @contextmanager
