@@ -2,7 +2,6 @@
 """Targets and drafters for the tests of engine/, and what vLLM answers without speculation."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,6 +9,8 @@ from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from redrafter_testing.requests import few_tokens, workloads
+from redrafter_testing.requests.few_tokens import Answers
+from redrafter_testing.requests.workloads import Plain
 from redrafter_testing.shared_results import shared_result
 
 FEW_TOKENS = few_tokens.VOCAB, few_tokens.HIDDEN
@@ -21,14 +22,14 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     """What vLLM answers without speculation, by workload.
 
     Greedy answers are some tokens longer than the tests ask for: the oracle has to know the
     continuation to the end of the last tree.
     """
 
-    def answers() -> dict[str, list[Any]]:
+    def answers() -> Plain:
         known = workloads.greedy(count=64, max_tokens=128 + 8)
         loads = {"greedy": known, "mixed": workloads.MIXED}
         with cpu_engine(target) as llm:
@@ -38,7 +39,7 @@ def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 
 
 @pytest.fixture(scope="session")
-def oracle_drafter(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> Path:
+def oracle_drafter(target: Path, drafter: Path, plain: Plain) -> Path:
     """A drafter's folder from which `OracleProposer` knows all of `plain`'s answers."""
     from redrafter_testing.oracles.oracle import write_answers
 
@@ -63,12 +64,10 @@ def few_tokens_fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def few_tokens_plain(
-    few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[list[int]]]:
+def few_tokens_plain(few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
 
-    def answers() -> dict[str, list[list[int]]]:
+    def answers() -> Answers:
         with interpreted_engine(few_tokens_target) as llm:
             return few_tokens.answers_of(llm)
 
@@ -78,10 +77,10 @@ def few_tokens_plain(
 @pytest.fixture(scope="session")
 def few_tokens_plain_on_cpu(
     few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[list[int]]]:
+) -> Answers:
     """What vLLM's CPU engine does: seeded samples are other ones."""
 
-    def answers() -> dict[str, list[list[int]]]:
+    def answers() -> Answers:
         with cpu_engine(few_tokens_target) as llm:
             return few_tokens.answers_of(llm)
 

@@ -15,6 +15,7 @@ from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.tiny_models import make_reciting, make_small_target
 from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.few_tokens import Answers
 from vllm_redrafter.config import FEWEST_CANDIDATES, USUAL_CANDIDATES
 from vllm_redrafter.heads.selector import SelectorConfig
 
@@ -32,7 +33,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(target: Path) -> dict[str, list[list[int]]]:
+def expected(target: Path) -> Answers:
     with cpu_engine(target) as plain:
         return few_tokens.answers_of(plain)
 
@@ -41,7 +42,7 @@ def expected(target: Path) -> dict[str, list[list[int]]]:
 def speculative(
     request: pytest.FixtureRequest,
     target: Path,
-    expected: dict[str, list[list[int]]],
+    expected: Answers,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
     """Of a head that knows the greedy answers by heart."""
@@ -53,7 +54,7 @@ def speculative(
 
 
 def test_the_cpu_engine_s_output_equals_plain(
-    target: Path, expected: dict[str, list[list[int]]], speculative: dict[str, Any]
+    target: Path, expected: Answers, speculative: dict[str, Any]
 ) -> None:
     with cpu_engine(target, speculative_config=speculative) as llm:
         llm.rpc(record_candidates)
@@ -65,10 +66,7 @@ def test_the_cpu_engine_s_output_equals_plain(
 
 
 def test_the_v2_engine_s_output_from_graphs_equals_plain(
-    target: Path,
-    expected: dict[str, list[list[int]]],
-    speculative: dict[str, Any],
-    request: pytest.FixtureRequest,
+    target: Path, expected: Answers, speculative: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     with interpreted_engine(
         target,

@@ -16,7 +16,7 @@ from redrafter_testing.engines.forked_engine import Setup
 from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
 from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.few_tokens import conversations, opening
+from redrafter_testing.requests.few_tokens import Answers, conversations, opening
 from redrafter_testing.requests.workloads import Workload
 
 pytestmark = pytest.mark.engine
@@ -43,7 +43,7 @@ V2: Kind = functools.partial(interpreted_engine, setup=AS_OURS)
 class Undrafted(NamedTuple):
     """Of an engine without drafts: answers that needed no connector, and what it was given."""
 
-    answers: dict[str, list[list[int]]]
+    answers: Answers
     stored: dict[bytes, torch.Tensor]
 
 

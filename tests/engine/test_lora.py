@@ -12,11 +12,11 @@ from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs, torch_lora
 from redrafter_testing.models.lora_adapters import ARGUMENTS, Adapted, make_adapter
 from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.few_tokens import Answers
 from redrafter_testing.requests.tenants import Tenants, foreign_canaries, record_drafts
 
 pytestmark = pytest.mark.engine
 
-Answers = dict[str, list[list[int]]]
 COUNT = 8
 TWO = {**ARGUMENTS, "max_loras": 2}
 KINDS = "model", "piece", "draft"

@@ -11,10 +11,10 @@ from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.engines.server import free_port
 from redrafter_testing.models.families import MIXTRAL
 from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.few_tokens import Answers
 
 pytestmark = pytest.mark.engine
 
-Answers = dict[str, list[list[int]]]
 V2 = {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 SAMPLINGS = tuple(few_tokens.SAMPLING)
 

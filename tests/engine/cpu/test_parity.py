@@ -26,10 +26,11 @@ from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.families.quantised import require_kernel
-from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.oracles import oracle as oracles
 from redrafter_testing.requests import few_tokens, workloads
-from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
+from redrafter_testing.requests.answers import assert_same, tokens_of
+from redrafter_testing.requests.few_tokens import Answers
+from redrafter_testing.requests.workloads import Plain
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.tree.context_matches import find_matches
 
@@ -39,7 +40,6 @@ K = 15
 MATCHES = 3
 GREEDY = workloads.greedy(count=64, max_tokens=128)
 PLANNERS = [RandomPlanner, AlwaysDrafts, NeverDrafts, None]
-Answers = dict[str, list[list[int]]]
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def planner(request: pytest.FixtureRequest, oracle: Engine) -> Iterator[type[Bat
 
 
 @pytest.fixture
-def greedy(plain: dict[str, list[Any]]) -> list[list[list[int]]]:
+def greedy(plain: Plain) -> list[list[list[int]]]:
     return [[tokens[:128] for tokens in answer] for answer in tokens_of(plain["greedy"])]
 
 
@@ -111,13 +111,10 @@ def test_greedy_with_chunks_prefix_caching_and_preemption(
 
 
 def test_all_sampling_parameters_and_grammars_in_one_batch(
-    planner: type[BatchPlanner] | None, oracle: Engine, plain: dict[str, list[Any]]
+    planner: type[BatchPlanner] | None, oracle: Engine, plain: Plain
 ) -> None:
-    answers = oracle.run(workloads.MIXED)
-    assert tokens_of(answers) == tokens_of(plain["mixed"])
-    for answer, wanted in zip(answers, plain["mixed"], strict=True):
-        assert [o.text for o in answer.outputs] == [o.text for o in wanted.outputs]
-        assert_logprobs_close(answer, wanted)
+    names = [f"{name} {number}" for name in workloads.CASES for number in (1, 2)]
+    assert_same(oracle.run(workloads.MIXED), plain["mixed"], names)
     (stats,) = oracle.rpc("redrafter_stats")
     if planner is AlwaysDrafts:
         assert stats["sampled_tokens"] > 1.2 * stats["verifications"], "little was accepted"
@@ -131,9 +128,7 @@ def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:
     assert abs(slopes[0]) < 0.25
 
 
-def test_max_model_len_reached_in_the_middle_of_a_tree(
-    oracle: Engine, plain: dict[str, list[Any]]
-) -> None:
+def test_max_model_len_reached_in_the_middle_of_a_tree(oracle: Engine, plain: Plain) -> None:
     # A prompt that leaves 20 tokens of max_model_len=512, then max_tokens far above.
     answer = plain["greedy"][0]
     known = list(answer.prompt_token_ids) + list(answer.outputs[0].token_ids)
@@ -242,8 +237,7 @@ CHAINS = [family for family in CHAINED if "cpu" in family.engines]
 def test_families(family: Family, tmp_path: Path) -> None:
     """Greedily and with seeds; those whose attention allows no trees verify chains."""
     require_kernel(family)
-    target = family.make(tmp_path / "target")
-    drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
+    target, drafter = family.make_pair(tmp_path)
     arguments = {"max_model_len": 256, **family.arguments}
     speculative = {"model": str(drafter), "num_speculative_tokens": 10}
     speculative |= {"beam_width": 1 if family in CHAINS else 5, "beam_length": 4}

@@ -12,13 +12,10 @@ from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu.host_event import HostEvent
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_small_target
 from redrafter_testing.requests import small_workloads
+from redrafter_testing.requests.workloads import Plain
 from redrafter_testing.shared_results import shared_result
 
 HIDDEN = 64
-
-# 8 trees of 13 nodes, and 40 tokens of a prompt: prompts are read in chunks. 14 blocks of 32
-# tokens do not hold 8 requests to their end: some are preempted.
-TIGHT = {"max_num_batched_tokens": 144, "num_gpu_blocks_override": 14}
 
 
 @pytest.fixture
@@ -40,10 +37,10 @@ def small_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain_v2(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def plain_v2(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     """What Model Runner V2 answers without speculation, by workload."""
 
-    def answers() -> dict[str, list[Any]]:
+    def answers() -> Plain:
         with interpreted_engine(small_target, reasoning_config=small_workloads.REASONING) as llm:
             return {name: llm.run(load) for name, load in small_workloads.ALL.items()}
 
@@ -51,7 +48,7 @@ def plain_v2(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.fixture(scope="session")
-def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[Any]]) -> Path:
+def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: Plain) -> Path:
     """A drafter's folder from which `OracleSpeculator` knows all of these answers."""
     from redrafter_testing.oracles.oracle import write_answers
 
@@ -69,6 +66,6 @@ def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
         attention_kernels=True,
         speculative_config={"model": str(oracle_v2), "num_speculative_tokens": 12},
         reasoning_config=small_workloads.REASONING,
-        **TIGHT,
+        **small_workloads.TIGHT,
     ) as llm:
         yield llm

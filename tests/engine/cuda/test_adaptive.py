@@ -6,7 +6,6 @@ Steps replay recordings in place of CUDA graphs, one graph for trees of any size
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,12 +14,12 @@ from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import no_waiting, recorded_graphs
 from redrafter_testing.requests import small_workloads, workloads
-from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of, tokens_of
+from redrafter_testing.requests.answers import assert_same
+from redrafter_testing.requests.workloads import Plain
 
 pytestmark = pytest.mark.engine
 
 DRAFTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens"
-
 
 RATIO = "model_runner.adaptive_verification.model.profile.acceptance_ratio"
 
@@ -39,41 +38,33 @@ def adaptive(small_target: Path, oracle_v2: Path) -> Iterator[Engine]:
             "num_speculative_tokens_per_batch_size": [[1, 4, 12], [5, 8, 7]],
         },
         reasoning_config=small_workloads.REASONING,
-        max_num_batched_tokens=144,
-        num_gpu_blocks_override=14,
+        **small_workloads.TIGHT,
     ) as llm:
         yield llm
 
 
-def run(llm: Engine, load: workloads.Workload) -> tuple[list[Any], list[list[int]], float]:
-    """Answers, nodes admitted by step and request, accepted tokens; from an empty cache."""
+def run_greedy(llm: Engine, plain: Plain) -> tuple[list[list[int]], float]:
+    """From an empty cache as plain vLLM: nodes admitted by step and request, accepted tokens."""
     llm.call(reset_prefix_cache)
     before = llm.accepted()
-    answers = llm.run(load)
+    assert llm.tokens(small_workloads.GREEDY) == small_workloads.greedy_of(plain)
     (admitted,) = llm.rpc(budgets.admitted)
-    return answers, admitted, llm.accepted() - before
-
-
-def assert_equal_to_plain(answers: list[Any], plain: list[Any]) -> None:
-    """The same tokens, as far as the greedy answers go."""
-    for answer, expected in zip(single_tokens_of(answers), single_tokens_of(plain), strict=True):
-        assert answer == expected[: small_workloads.GREEDY_TOKENS]
+    return admitted, llm.accepted() - before
 
 
 def test_greedy_output_equals_plain_whatever_each_step_s_budget(
-    adaptive: Engine, plain_v2: dict[str, list[Any]]
+    adaptive: Engine, plain_v2: Plain
 ) -> None:
     adaptive.rpc(recorded_graphs.replay, True)
     adaptive.rpc(budgets.force, 0.8)
     adaptive.rpc("reset_redrafter_stats")
     before = [adaptive.counter(name) for name in DRAFTED]
-    answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
-    assert_equal_to_plain(answers, plain_v2["greedy"])
+    admitted, accepted = run_greedy(adaptive, plain_v2)
     assert accepted > 20, "trees were hardly used"
     counted = [adaptive.counter(n) - b for n, b in zip(DRAFTED, before, strict=True)]
     (stats,) = adaptive.rpc("redrafter_stats")
     # A request's end may be known to the scheduler when its next step has begun.
-    ends = len(answers)
+    ends = len(small_workloads.GREEDY.prompts)
     assert counted[0] <= stats["verifications"] <= counted[0] + ends
     assert counted[1] <= stats["drafted_tokens"] <= counted[1] + 12 * ends
     assert counted[1] < 10 * counted[0], "vLLM would count what it schedules"
@@ -87,25 +78,23 @@ def test_greedy_output_equals_plain_whatever_each_step_s_budget(
 
 
 def test_chains_grammars_and_logprobs_equal_plain_whatever_each_step_s_budget(
-    adaptive: Engine, plain_v2: dict[str, list[Any]]
+    adaptive: Engine, plain_v2: Plain
 ) -> None:
     adaptive.rpc(recorded_graphs.replay, True)
     adaptive.rpc(budgets.force, 0.8)
-    answers, _, accepted = run(adaptive, small_workloads.MIXED)
-    for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
-        assert tokens_of([answer]) == tokens_of([expected]), case
-        assert_logprobs_close(answer, expected)
-    assert accepted > 10, "trees were hardly used"
+    adaptive.call(reset_prefix_cache)
+    before = adaptive.accepted()
+    assert_same(adaptive.run(small_workloads.MIXED), plain_v2["mixed"], workloads.CASES)
+    assert adaptive.accepted() > before + 10, "trees were hardly used"
 
 
 def test_with_a_shut_gate_nothing_is_drafted_nor_verified(
-    adaptive: Engine, plain_v2: dict[str, list[Any]]
+    adaptive: Engine, plain_v2: Plain
 ) -> None:
     adaptive.rpc(budgets.force, 0.0)
     adaptive.rpc(recorded_graphs.replay, True)
     before = [adaptive.counter(name) for name in DRAFTED]
-    answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
-    assert_equal_to_plain(answers, plain_v2["greedy"])
+    admitted, accepted = run_greedy(adaptive, plain_v2)
     # The last draft of the test before is still at hand in the first step.
     assert not any(sum(step) for step in admitted[1:])
     assert len(admitted) <= 4, "draft tokens are scheduled where none are drafted"
@@ -115,7 +104,7 @@ def test_with_a_shut_gate_nothing_is_drafted_nor_verified(
 
 
 def test_with_an_open_gate_the_budget_is_vllm_s_and_acceptance_is_learned(
-    adaptive: Engine, plain_v2: dict[str, list[Any]]
+    adaptive: Engine, plain_v2: Plain
 ) -> None:
     """Verification is made to cost nothing: all that fits into one chunk of logits is verified."""
     rows = 40
@@ -123,9 +112,8 @@ def test_with_an_open_gate_the_budget_is_vllm_s_and_acceptance_is_learned(
     adaptive.rpc(budgets.make_verification_free, rows)
     adaptive.rpc(inside_worker.sample_in_chunks, rows)
     before = adaptive.rpc(budgets.estimator)
-    answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
+    admitted, accepted = run_greedy(adaptive, plain_v2)
     (chunks,) = adaptive.rpc(inside_worker.stop_sampling_in_chunks)
-    assert_equal_to_plain(answers, plain_v2["greedy"])
     assert accepted > 20
     assert max(sum(step) + len(step) for step in admitted) == rows
     assert not chunks
@@ -134,15 +122,12 @@ def test_with_an_open_gate_the_budget_is_vllm_s_and_acceptance_is_learned(
     assert ratio[0] != 1.0, "outputs say how many nodes were accepted"
 
 
-def test_without_being_forced_output_equals_plain(
-    adaptive: Engine, plain_v2: dict[str, list[Any]]
-) -> None:
+def test_without_being_forced_output_equals_plain(adaptive: Engine, plain_v2: Plain) -> None:
     """By what drafts and steps cost here, and with the waits of a step noticed."""
     adaptive.rpc(recorded_graphs.replay, False)
     adaptive.rpc(budgets.leave_alone)
     adaptive.rpc(no_waiting.watch)
-    answers, *_ = run(adaptive, small_workloads.GREEDY)
-    assert_equal_to_plain(answers, plain_v2["greedy"])
+    run_greedy(adaptive, plain_v2)
     ((calls, found),) = adaptive.rpc(no_waiting.findings)
     assert calls > 10
     assert not found

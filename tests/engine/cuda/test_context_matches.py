@@ -17,13 +17,13 @@ from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.few_tokens import Answers
 from redrafter_testing.requests.tenants import Tenants, foreign_canaries, record_drafts
 
 pytestmark = pytest.mark.engine
 
 SHAPE = {"beam_width": 3, "beam_length": 3, "context_matches": 2}
 STORE, KEPT = "model_runner.table.earlier.store", ("ring", "state")
-Plain = dict[str, list[list[int]]]
 
 
 def engine(target: Path, **speculative: Any) -> AbstractContextManager[Engine]:
@@ -53,7 +53,7 @@ def run(
 
 
 def test_output_equals_plain_whatever_each_step_s_budget_and_of_matches_alone(
-    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Plain
+    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Answers
 ) -> None:
     with engine(few_tokens_target, model=str(few_tokens_drafter), **SHAPE) as llm:
         llm.rpc(recorded_graphs.replay, True)
@@ -88,7 +88,7 @@ def searchless(few_tokens_target: Path) -> Iterator[Engine]:
 
 
 def test_output_without_a_drafter_equals_plain_and_is_faster_with_what_was_answered_before(
-    searchless: Engine, few_tokens_plain: Plain
+    searchless: Engine, few_tokens_plain: Answers
 ) -> None:
     llm = searchless
     llm.rpc(recorded_graphs.replay, True)

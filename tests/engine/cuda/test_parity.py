@@ -22,22 +22,23 @@ from redrafter_testing.models.families.chained import CHAINED, WITHOUT_HEAD_DIM
 from redrafter_testing.models.families.family import Family, Questions
 from redrafter_testing.models.families.gemma import GEMMA
 from redrafter_testing.models.families.quantised import require_kernel
-from redrafter_testing.models.tiny_models import make_drafter, make_random_target
+from redrafter_testing.models.tiny_models import make_random_target
 from redrafter_testing.oracles import oracle_v2
 from redrafter_testing.oracles.oracle import write_oracle
 from redrafter_testing.requests import few_tokens, small_workloads, workloads
-from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
+from redrafter_testing.requests.answers import assert_same, single_tokens_of, tokens_of
+from redrafter_testing.requests.few_tokens import Answers
 from redrafter_testing.requests.small_workloads import (
     GREEDY,
-    GREEDY_TOKENS,
     MAX_MODEL_LEN,
     REASONING_END,
     REASONING_START,
+    greedy_of,
 )
+from redrafter_testing.requests.workloads import Plain
 
 pytestmark = pytest.mark.engine
 
-Plain = dict[str, list[Any]]
 COUNTED = ("drafts", "accepted_tokens", "draft_tokens")
 
 
@@ -47,19 +48,13 @@ def counters(llm: Engine, before: list[float] | None = None) -> list[float]:
     return now if before is None else [n - b for n, b in zip(now, before, strict=True)]
 
 
-def greedy(plain: Plain, count: int | None = None) -> list[list[list[int]]]:
-    """What the first requests of GREEDY are answered."""
-    answers = tokens_of(plain["greedy"][:count])
-    return [[tokens[:GREEDY_TOKENS] for tokens in answer] for answer in answers]
-
-
 @pytest.mark.parametrize("sampled", [False, True])
 def test_output_equals_plain_with_chunks_prefix_caching_and_preemption(
     oracle: Engine, plain_v2: Plain, sampled: bool
 ) -> None:
     before = counters(oracle)
-    answers = tokens_of(oracle.run(small_workloads.SAMPLED if sampled else GREEDY))
-    assert answers == (tokens_of(plain_v2["sampled"]) if sampled else greedy(plain_v2))
+    answers = oracle.tokens(small_workloads.SAMPLED if sampled else GREEDY)
+    assert answers == (single_tokens_of(plain_v2["sampled"]) if sampled else greedy_of(plain_v2))
     assert oracle.counter("vllm:num_preemptions") > 0
     assert oracle.counter("vllm:prefix_cache_hits") > 0
     drafts, accepted, _ = counters(oracle, before)
@@ -72,24 +67,22 @@ def test_all_sampling_parameters_in_one_batch(oracle: Engine, plain_v2: Plain) -
     answers = oracle.run(small_workloads.MIXED)
     (chunks,) = oracle.rpc(inside_worker.stop_sampling_in_chunks)
     assert sum(number > 1 for number in chunks) > 10
-    for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
-        assert tokens_of([answer]) == tokens_of([expected]), case
-        assert_logprobs_close(answer, expected)
+    assert_same(answers, plain_v2["mixed"], workloads.CASES)
 
 
 def test_aborted_requests_leave_the_others_as_they_were(oracle: Engine, plain_v2: Plain) -> None:
     aborted = [1, 4, 6]
     answers = oracle.call(run_with_aborts, GREEDY, aborted, 5)
-    for index, expected in enumerate(greedy(plain_v2)):
+    for index, expected in enumerate(greedy_of(plain_v2)):
         if index not in aborted:
-            assert tokens_of([answers[index]])[0] == expected
+            assert single_tokens_of([answers[index]]) == [expected]
 
 
 def test_statistics_agree_with_vllm_s_counters(oracle: Engine, plain_v2: Plain) -> None:
     oracle.rpc("reset_redrafter_stats")
     before = counters(oracle)
-    answers = oracle.run(workloads.Workload(GREEDY.prompts[:3], GREEDY.params[:3]))
-    assert tokens_of(answers) == greedy(plain_v2, 3)
+    asked = workloads.Workload(GREEDY.prompts[:3], GREEDY.params[:3])
+    assert oracle.tokens(asked) == greedy_of(plain_v2, 3)
     drafts, accepted, nodes = counters(oracle, before)
     (stats,) = oracle.rpc("redrafter_stats")
     # The worker verifies once more for a request whose end is not yet known to the scheduler, and
@@ -208,8 +201,7 @@ def chosen(families: list[Family], prefixes: tuple[str, ...]) -> list[Family]:
 def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
     """One of them with a budget and recordings for graphs."""
     require_kernel(family)
-    target = family.make(tmp_path / "target")
-    drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
+    target, drafter = family.make_pair(tmp_path)
     arguments: dict[str, Any] = {
         "max_num_batched_tokens": family.batched_tokens,  # chunks of prompts beside trees
         **family.arguments,
@@ -243,8 +235,7 @@ def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
 )
 def test_chains_of_other_families(family: Family, tmp_path: Path) -> None:
     """Rejected at every depth, with chunks of prompts and cached prefixes; some are preempted."""
-    target = family.make(tmp_path / "target")
-    drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
+    target, drafter = family.make_pair(tmp_path)
     preempted = CHAINS.get(family.architecture, {})
     tokens = 60 if preempted else TOKENS
     # Some tokens more: the oracle has to know what is verified at an answer's end.
@@ -305,10 +296,7 @@ def test_custom_logits_processors_act_on_every_token_of_a_chain(
 
 @pytest.mark.parametrize("trims", [True, False])
 def test_chains_from_graphs_whatever_each_step_s_budget(
-    trims: bool,
-    few_tokens_target: Path,
-    few_tokens_drafter: Path,
-    few_tokens_plain: dict[str, list[list[int]]],
+    trims: bool, few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Answers
 ) -> None:
     """Of a target that could verify trees. Through vLLM's Triton attention, which verifies chains:
     trimmed, or all or nothing."""

@@ -27,14 +27,12 @@ from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
-from redrafter_testing.requests.few_tokens import conversations, opening
+from redrafter_testing.requests.few_tokens import Answers, conversations, opening
 from vllm_redrafter.engine.cuda import pipeline
 from vllm_redrafter.utils.errors import ConfigError
 
 # Prompts are read in chunks; of second answers, not all fit into the KV cache to their end.
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 14, "max_model_len": 192}
-
-Answers = dict[str, list[list[int]]]
 
 
 @pytest.fixture(scope="module")

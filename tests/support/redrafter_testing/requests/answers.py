@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests ask about vLLM's answers."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,14 @@ def tokens_of(answers: list[Any]) -> list[list[list[int]]]:
 def single_tokens_of(answers: list[Any]) -> list[list[int]]:
     """Token ids by request, where each has one output."""
     return [tokens for (tokens,) in tokens_of(answers)]
+
+
+def assert_same(answers: Sequence[Any], expected: Sequence[Any], names: Iterable[str]) -> None:
+    """Of requests with these names: the same tokens and texts, and `assert_logprobs_close`."""
+    for name, answer, wanted in zip(names, answers, expected, strict=True):
+        assert tokens_of([answer]) == tokens_of([wanted]), name
+        assert [o.text for o in answer.outputs] == [o.text for o in wanted.outputs], name
+        assert_logprobs_close(answer, wanted)
 
 
 def assert_logprobs_close(answer: Any, expected: Any) -> None:

@@ -14,6 +14,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.8, "top_p": 0.95},
 }
 
+Answers = dict[str, list[list[int]]]
+"""By sampling, or by what is asked: each request's tokens."""
+
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
 """Of Model Runner V2: prompts are read in chunks, beside trees; not all requests fit into the KV
 cache to their end."""
@@ -29,7 +32,7 @@ def requests(sampling: str, count: int = 8) -> workloads.Workload:
     return workloads.Workload(prompts, params)
 
 
-def answers_of(llm: Any) -> dict[str, list[list[int]]]:
+def answers_of(llm: Any) -> Answers:
     """What an engine answers to all of them, by sampling."""
     return {sampling: llm.tokens(requests(sampling)) for sampling in SAMPLING}
 
@@ -40,9 +43,7 @@ def opening(sampling: str) -> workloads.Workload:
     return workloads.Workload(asked.prompts[4:], asked.params[4:])
 
 
-def conversations(
-    llm: Any, between: workloads.Workload | None = None
-) -> dict[str, list[list[int]]]:
+def conversations(llm: Any, between: workloads.Workload | None = None) -> Answers:
     """Two answers in each conversation: the second one's prompt has the first answer in it.
 
     In between, other texts may fill a small KV cache.

@@ -6,6 +6,7 @@ from typing import Any
 from vllm import SamplingParams
 
 from redrafter_testing.requests import workloads
+from redrafter_testing.requests.answers import single_tokens_of
 
 KNOWN, GREEDY_TOKENS, LONGEST = 8, 20, 130
 """An oracle knows answers so much longer than tests ask for: to the end of the last tree."""
@@ -16,6 +17,10 @@ MAX_MODEL_LEN = 256
 REASONING: Any = {"reasoning_start_str": "name", "reasoning_end_str": '"list": ['}
 REASONING_START, REASONING_END = [272], [3, 271, 258, 270]
 """As the small target's tokenizer has them."""
+
+TIGHT = {"max_num_batched_tokens": 144, "num_gpu_blocks_override": 14}
+"""8 trees of 13 nodes, and 40 tokens of a prompt: prompts are read in chunks. 14 blocks of 32
+tokens do not hold 8 requests to their end: some are preempted."""
 
 
 def thinking(bounded: bool = True) -> workloads.Workload:
@@ -65,6 +70,13 @@ ALL = {
     "mixed": workloads.mixed(count=1, max_tokens=24, longest=LONGEST),
 }
 GREEDY = workloads.greedy(8, GREEDY_TOKENS, longest=LONGEST)
+
+
+def greedy_of(plain: workloads.Plain, count: int | None = None) -> list[list[int]]:
+    """What the first requests of GREEDY are answered without speculation."""
+    return [tokens[:GREEDY_TOKENS] for tokens in single_tokens_of(plain["greedy"][:count])]
+
+
 SAMPLED, MIXED = ALL["sampled"], ALL["mixed"]
 
 EVERYTHING = workloads.joined(

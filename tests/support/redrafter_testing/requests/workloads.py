@@ -25,6 +25,10 @@ class Workload:
         return llm.generate(prompts, self.params, use_tqdm=False)
 
 
+Plain = dict[str, list[Any]]
+"""vLLM's answers without speculation, by workload."""
+
+
 @dataclass(frozen=True)
 class Repeated:
     """So many unseeded requests with one prompt; answers are counted where they are made."""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from vllm import SamplingParams
 
-from redrafter_testing.models.tiny_models import make_random_target
+from redrafter_testing.models.tiny_models import make_drafter, make_random_target
 from redrafter_testing.requests.answers import single_tokens_of
 
 VOCAB, HIDDEN = 24, 64
@@ -92,6 +92,11 @@ class Family:
     def name(self) -> str:
         """Of its tests."""
         return f"{self.architecture}: {self.feature}" if self.feature else self.architecture
+
+    def make_pair(self, folder: Path) -> tuple[Path, Path]:
+        """A target, and a drafter of its sizes."""
+        sizes = self.vocab_size, self.hidden_size
+        return self.make(folder / "target"), make_drafter(folder / "drafter", *sizes)
 
 
 TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
