@@ -34,9 +34,7 @@ undisturbed_parser.install()
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 
-    folder = make_target(tmp_path_factory.mktemp("target"))
-    add_tokenizer(folder)
-    return folder
+    return add_tokenizer(make_target(tmp_path_factory.mktemp("target")))
 
 
 @pytest.fixture(scope="session")

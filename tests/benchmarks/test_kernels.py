@@ -6,11 +6,12 @@ In a process of its own: the interpreter, once chosen, is chosen for all that th
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import throughput
+
+from redrafter_testing import process_trees
 
 CODE = """
 import json
@@ -32,21 +33,11 @@ for timed in kernels.measured(Gpu(), SimpleNamespace(**sizes)):
 
 
 def test_every_kernel_is_launched_at_every_size_beside_what_it_must_read() -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", CODE],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(throughput.__file__).parent),
-            "TRITON_INTERPRET": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    variables = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    variables["PYTHONPATH"] = str(Path(throughput.__file__).parent)
+    command = [sys.executable, "-P", "-c", CODE]
+    printed = process_trees.output_of(command, env=os.environ | variables)
+    found = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
     square = 2 * 32 * 32
     heads = [(launch, read) for launch, case, read in found if case == "H 32, 4 rows"]
     assert heads[:3] == [("cell", 4 * square), ("its product", 4 * square), ("block", square)]

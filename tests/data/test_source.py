@@ -17,9 +17,7 @@ V = 64
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=V)
-    add_tokenizer(folder, vocab_size=V)
-    return folder
+    return add_tokenizer(make_target(tmp_path_factory.mktemp("target"), vocab_size=V), V)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +58,7 @@ def test_each_folder_is_checked_against_the_target(
     again = folders["short"].parent / "." / "short"
     with pytest.raises(ConfigError, match="given twice"):
         read_all([folders["short"], again], Target.open(target))
-    other = make_target(tmp_path / "other", vocab_size=V, seed=1)
-    add_tokenizer(other, vocab_size=V)
+    other = add_tokenizer(make_target(tmp_path / "other", vocab_size=V, seed=1), V)
     with pytest.raises(ConfigError, match=r"written by another target .* pass --other-target"):
         read_all([folders["short"]], Target.open(other))
     assert len(read_all([folders["short"]], Target.open(other), check_target=False).dataset) == 10
@@ -72,8 +69,7 @@ def test_each_folder_is_checked_against_the_target(
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match="made with another tokenizer"):
         read_all([folders["short"]], Target.open(other), check_target=False)
-    smaller = make_target(tmp_path / "smaller", vocab_size=V // 2)
-    add_tokenizer(smaller, vocab_size=V)
+    smaller = add_tokenizer(make_target(tmp_path / "smaller", vocab_size=V // 2), V)
     message = r"long: conversation \d, row \d, is not for .*: token '.*' \(id \d\d\) has no row in "
     message += r".* embedding of 32 rows; give a target with the 64 rows of the one that wrote"
     with pytest.raises(ConfigError, match=message):

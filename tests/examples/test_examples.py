@@ -23,14 +23,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(name: str, *arguments: object, cwd: Path, **environment: str) -> str:
     """What an example prints."""
-    done = process_trees.run(
-        [sys.executable, "-P", EXAMPLES / name, *arguments],
-        timeout=600,
-        env={**os.environ, **environment, "COLUMNS": "200"},
-        cwd=cwd,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    command, variables = [sys.executable, "-P", EXAMPLES / name, *arguments], {"COLUMNS": "200"}
+    return process_trees.output_of(command, env=os.environ | environment | variables, cwd=cwd)
 
 
 def test_examples_are_short_and_say_how_to_run_them() -> None:

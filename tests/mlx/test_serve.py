@@ -120,8 +120,7 @@ def test_what_cannot_be_loaded_ends_the_command(
     name: str, hidden_size: int, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """mlx-lm's server would go on, and answer nothing."""
-    target = make_target(tmp_path / name)
-    add_tokenizer(target)
+    target = add_tokenizer(make_target(tmp_path / name))
     drafter = make_drafter(tmp_path / "drafter", hidden_size=hidden_size)
     with pytest.raises(ConfigError, match=message):
         serve(str(target), str(drafter), ["--port", str(free_port())], {})

@@ -69,10 +69,8 @@ def test_two_processes_train_as_one_does(
     command += ["--batch-size=2", "--micro-batch-size=1", "--block-length=26", "--unroll-steps=3"]
     command += ["--warmup-steps=1", "--held-out=4", "--max-steps=4"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "PYTHONSAFEPATH": "1"}
-    done = process_trees.run(command, timeout=240, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "on 2 × cpu" in " ".join(done.stdout.split())
-    assert f"loss {alone.loss:.3f}" in " ".join(done.stdout.split())
+    printed = " ".join(process_trees.output_of(command, env=environment).split())
+    assert "on 2 × cpu" in printed and f"loss {alone.loss:.3f}" in printed
     expected, found = (
         load_file(tmp_path / name / "model.safetensors") for name in ("alone", "together")
     )

@@ -4,7 +4,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 
+from redrafter_testing import process_trees
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import ENVIRONMENT
 from redrafter_testing.requests.workloads import Workload
@@ -34,19 +34,12 @@ def test_the_command_writes_a_page_with_every_token_of_the_answer(
     # By itself, vLLM does not start where other programs have more than 8 % of the memory.
     environment = {**os.environ, **ENVIRONMENT}
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    done = subprocess.run(
-        [*command, *options, "--html", str(page)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    printed = process_trees.output_of([*command, *options, "--html", page], env=environment)
     found = re.search(r'<script id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
     assert found is not None
     steps = json.loads(found[1])["steps"]
     assert sum(step["tokens"] for step in steps) == TOKENS
-    assert f"{len(steps)} steps" in done.stdout
+    assert f"{len(steps)} steps" in printed
 
 
 def test_what_cannot_be_recorded_is_refused_before_the_engine_starts(

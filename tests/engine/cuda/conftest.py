@@ -26,9 +26,8 @@ def host_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_small_target(tmp_path_factory.mktemp("small"), hidden_size=HIDDEN)
-    add_tokenizer(folder)
-    return folder
+    folder = tmp_path_factory.mktemp("small")
+    return add_tokenizer(make_small_target(folder, hidden_size=HIDDEN))
 
 
 @pytest.fixture(scope="session")

@@ -52,13 +52,22 @@ def counters(llm: Engine, before: list[float] | None = None) -> list[float]:
 def test_output_equals_plain_with_chunks_prefix_caching_and_preemption(
     oracle: Engine, plain_v2: Plain, sampled: bool
 ) -> None:
+    oracle.rpc("reset_redrafter_stats")
     before = counters(oracle)
     answers = oracle.tokens(small_workloads.SAMPLED if sampled else GREEDY)
     assert answers == (single_tokens_of(plain_v2["sampled"]) if sampled else greedy_of(plain_v2))
     assert oracle.counter("vllm:num_preemptions") > 0
     assert oracle.counter("vllm:prefix_cache_hits") > 0
-    drafts, accepted, _ = counters(oracle, before)
+    drafts, accepted, nodes = counters(oracle, before)
     assert accepted > drafts, "trees were hardly used"
+    (stats,) = oracle.rpc("redrafter_stats")
+    # The worker verifies once more for a request whose end is not yet known to the scheduler, and
+    # a request's last verification may output more than is taken.
+    ends = len(answers)
+    assert drafts <= stats["verifications"] <= drafts + ends
+    assert accepted <= stats["sampled_tokens"] - stats["verifications"] <= accepted + 2 * ends * 5
+    assert nodes <= stats["drafted_tokens"] <= nodes + ends * 12
+    assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
 
 
 def test_all_sampling_parameters_in_one_batch(oracle: Engine, plain_v2: Plain) -> None:
@@ -76,21 +85,6 @@ def test_aborted_requests_leave_the_others_as_they_were(oracle: Engine, plain_v2
     for index, expected in enumerate(greedy_of(plain_v2)):
         if index not in aborted:
             assert single_tokens_of([answers[index]]) == [expected]
-
-
-def test_statistics_agree_with_vllm_s_counters(oracle: Engine, plain_v2: Plain) -> None:
-    oracle.rpc("reset_redrafter_stats")
-    before = counters(oracle)
-    asked = workloads.Workload(GREEDY.prompts[:3], GREEDY.params[:3])
-    assert oracle.tokens(asked) == greedy_of(plain_v2, 3)
-    drafts, accepted, nodes = counters(oracle, before)
-    (stats,) = oracle.rpc("redrafter_stats")
-    # The worker verifies once more for a request whose end is not yet known to the scheduler, and
-    # a request's last verification may output more than is taken.
-    assert 0 < drafts <= stats["verifications"] <= drafts + 3
-    assert accepted <= stats["sampled_tokens"] - stats["verifications"] <= accepted + 6 * 5
-    assert 0 < nodes <= stats["drafted_tokens"] <= nodes + 3 * 12
-    assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
 
 
 def test_max_model_len_and_min_tokens_inside_a_tree(oracle: Engine, plain_v2: Plain) -> None:

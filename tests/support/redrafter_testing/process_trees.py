@@ -38,6 +38,13 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+def output_of(command: Sequence[object], timeout: float = 600, **more: Any) -> str:
+    """What a command prints that ends well."""
+    done = run(command, timeout, **more)
+    assert done.returncode == 0, done.stderr[-20_000:]
+    return str(done.stdout)
+
+
 def eventually(holds: Callable[[], bool]) -> bool:
     """Within 20 seconds."""
     deadline = time.monotonic() + 20

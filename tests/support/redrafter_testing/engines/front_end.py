@@ -39,9 +39,8 @@ def answers_of(
     engine = {**ARGUMENTS, "model": str(target), "speculative_config": speculative, **arguments}
     asked = json.dumps([samplings, count, engine])
     command = [sys.executable, "-P", __file__, asked]
-    done = process_trees.run(command, timeout=300, env={**os.environ, **environment})
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
+    printed = process_trees.output_of(command, env={**os.environ, **environment})
+    (line,) = (line for line in printed.splitlines() if line.startswith('{"answers"'))
     found: dict[str, Any] = json.loads(line)
     return found
 

@@ -23,8 +23,7 @@ PROMPTS = [
 
 
 def make_folder(folder: Path, template: str | None) -> Path:
-    add_tokenizer(make_target(folder))
-    return with_template(folder, template)
+    return with_template(add_tokenizer(make_target(folder)), template)
 
 
 def with_template(folder: Path, template: str | None) -> Path:

@@ -64,9 +64,8 @@ def fresh_accelerate() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=VOCAB_SIZE)
-    add_tokenizer(folder, vocab_size=VOCAB_SIZE)
-    return folder
+    folder = tmp_path_factory.mktemp("target")
+    return add_tokenizer(make_target(folder, VOCAB_SIZE), VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")

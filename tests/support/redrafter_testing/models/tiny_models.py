@@ -83,7 +83,7 @@ def make_random_target(config: Any, folder: Path) -> Path:
     return folder
 
 
-def add_tokenizer(folder: Path, vocab_size: int = 512) -> None:
+def add_tokenizer(folder: Path, vocab_size: int = 512) -> Path:
     """A byte-level BPE tokenizer, so that stop strings, bad words and grammars have text."""
     tokenizer = ByteLevelBPETokenizer()
     text = [json.dumps({"name": f"value {i}", "list": [i, i * 7]}) for i in range(300)]
@@ -93,6 +93,7 @@ def add_tokenizer(folder: Path, vocab_size: int = 512) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer._tokenizer, bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
+    return folder
 
 
 def make_drafter(
