@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_tensors
+from redrafter_testing.own_commands import refusal_of
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset, write_shard
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates
 from vllm_redrafter.data.rows import Row
@@ -200,10 +199,7 @@ def request(**extra_args: Any) -> Tried:
 
 def run(*arguments: str) -> None:
     """A command; what it says of an error is an error here."""
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1, result.output
-    assert isinstance(result.exception, SystemExit), result.exception
-    raise ConfigError(result.stderr.removeprefix("error: ").rstrip("\n"))
+    raise ConfigError(refusal_of(*arguments).removeprefix("error: ").rstrip("\n"))
 
 
 CASES: dict[str, Tried] = {

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import edit_config, edit_tensors
 from redrafter_testing.models.published_speculators import KINDS, D, H, V, make_lstm, make_mlp
+from redrafter_testing.own_commands import printed_by, refusal_of
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import DatasetInfo, write_shard
 from vllm_redrafter.data.rows import Row
@@ -122,10 +121,9 @@ def test_a_draft_vocabulary_is_what_a_target_wrote_most(make: Any, tmp_path: Pat
         row = Row(0, [8, 8, 8, 9, 9, 5, 9, 5, 4], [False] * 3 + [True] * 6)
         write_shard(tmp_path / name, 0, [row])
     asked = ["convert", str(tmp_path / "it"), str(tmp_path / "cut"), "--draft-vocab-size", "2"]
-    other = CliRunner().invoke(app, [*asked, "--data", str(tmp_path / "other")])
-    assert other.exit_code == 1 and "the data is of 212: give" in other.stderr
-    result = CliRunner().invoke(app, [*asked, "--data", str(tmp_path / "data")])
-    assert "ranks 83.33% of what the target wrote" in result.output
+    assert "the data is of 212: give" in refusal_of(*asked, "--data", tmp_path / "other")
+    printed = printed_by(*asked, "--data", tmp_path / "data")
+    assert "ranks 83.33% of what the target wrote" in printed
     whole, cut = load_drafter(str(tmp_path / "it")), load_drafter(str(tmp_path / "cut"))
     hidden, logits = torch.randn(1, H), []
     for head in (whole, cut):

@@ -2,13 +2,12 @@
 """The drafters that come with the package."""
 
 import pytest
-from typer.testing import CliRunner
 
+from redrafter_testing.own_commands import printed_by, refusal_of
 from vllm_redrafter.checkpoints.reading import Checkpoint, shape_of, verifier_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
 from vllm_redrafter.cli.demo.smollm2 import NAME
 from vllm_redrafter.cli.demo.smollm2_target import HUB_ID
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 
 
@@ -25,10 +24,6 @@ def test_a_folder_is_whole_and_says_nothing_of_the_machine_it_was_made_on(name: 
 
 
 def test_the_command_lists_them_with_their_targets_or_prints_one_folder() -> None:
-    result = CliRunner().invoke(app, ["shipped"])
-    assert result.exit_code == 0
-    assert f"{NAME}  for {HUB_ID}" in result.stdout.splitlines()
-    result = CliRunner().invoke(app, ["shipped", NAME])
-    assert result.stdout == f"{shipped_drafter(NAME)}\n"
-    result = CliRunner().invoke(app, ["shipped", "other"])
-    assert result.exit_code == 1 and not result.stdout and NAME in result.stderr
+    assert f"{NAME} for {HUB_ID}" in printed_by("shipped")
+    assert printed_by("shipped", NAME) == str(shipped_drafter(NAME))
+    assert NAME in refusal_of("shipped", "other")

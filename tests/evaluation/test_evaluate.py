@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
 from redrafter_testing.models.small_trainings import VOCAB_SIZE as TRAINED_VOCAB_SIZE
 from redrafter_testing.models.small_trainings import job, run
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.models.training_data import answered
+from redrafter_testing.own_commands import printed_by, refusal_of
 from vllm_redrafter.checkpoints.acceptance import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.engine.speculative_config import Request, validated
@@ -78,9 +77,7 @@ def test_evaluate_prints_and_writes(target: Path, data: Path, tmp_path: Path) ->
     shutil.rmtree(drafter / "checkpoints")
     grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6", "--stream=2"]
     command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4"]
-    result = CliRunner().invoke(app, [*command, *grid, f"--json={tmp_path / 'figures.json'}"])
-    assert result.exit_code == 0, result.output
-    printed = " ".join(result.output.split())
+    printed = printed_by(*command, *grid, f"--json={tmp_path / 'figures.json'}")
     assert "4 rows" in printed and "If a draft level costs 0.02" in printed
     assert "assumed and not measured" in printed
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -112,9 +109,8 @@ def test_evaluate_records_the_shape_that_it_recommends(
     command = ["evaluate", str(target), str(drafter), f"--data={data}", "--beam-widths=2,3"]
     figures = f"--json={tmp_path / 'figures.json'}"
     grid = ["--beam-lengths=2,3", "--spec-tokens=3,6", "--verify-cost=1"]
-    result = CliRunner().invoke(app, [*command, *grid, figures, "--record"])
-    assert result.exit_code == 0, result.output
-    assert f"recorded in {drafter / 'config.json'}" in "".join(result.output.split("\n"))
+    printed = printed_by(*command, *grid, figures, "--record")
+    assert f"recordedin{drafter / 'config.json'}" in printed.replace(" ", "")
 
     shapes = json.loads((tmp_path / "figures.json").read_text())["results"]
     best = max(shapes, key=lambda shape: shape["speed_up"])
@@ -138,5 +134,4 @@ def test_what_cannot_be_written_is_refused_before_anything_is_evaluated() -> Non
         ("--record", "--record: 'org/drafter' is not a folder"),
         ("--json=/no/folder/file", "--json '/no/folder/file' cannot be written: No such file or"),
     ):
-        result = CliRunner().invoke(app, ["evaluate", "none", "org/drafter", "--data=none", option])
-        assert result.exit_code == 1 and message in result.stderr
+        assert message in refusal_of("evaluate", "none", "org/drafter", "--data=none", option)

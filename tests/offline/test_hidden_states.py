@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from redrafter_testing.models.families.without_trees import CHAINS_ALONE
 from redrafter_testing.models.small_trainings import run
 from redrafter_testing.models.tiny_models import MAX_LENGTH
 from redrafter_testing.models.transformers_states import write_states_of
-from vllm_redrafter.cli.main import app
+from redrafter_testing.own_commands import printed_by
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
@@ -54,9 +53,7 @@ def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("states")
     command = ["capture", str(target), f"--data={data}", f"--output={folder}"]
     command += ["--dtype=float32", "--in-flight=4", '--engine-args={"enforce_eager": true}']
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert "10 rows" in " ".join(result.output.split())
+    assert "10 rows" in printed_by(*command)
     visible = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
     assert visible == {"states.json", "states-00000.safetensors"}, "vLLM's own files are gone"
     return folder

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from redrafter_testing.models.published_speculators import make_mlp
 from redrafter_testing.models.small_trainings import VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import make_drafter
+from redrafter_testing.own_commands import printed_by
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.training.initialisation import continued_drafter
@@ -140,8 +139,7 @@ def test_a_selector_is_all_that_is_trained(trained: TrainingJob, tmp_path: Path)
     figures, data = tmp_path / "figures.json", f"--data={trained.data[0]}"
     command = ["evaluate", trained.target, str(asked.output), data, f"--json={figures}"]
     grid = ["--beam-widths=2", "--beam-lengths=3", "--spec-tokens=6", "--record"]
-    result = CliRunner().invoke(app, [*command, *grid])
-    assert result.exit_code == 0, result.output
+    printed_by(*command, *grid)
     found = json.loads(figures.read_text())
     by_candidates = found["tokens_per_step_by_candidates"]
     assert list(by_candidates) == ["all", "32"]

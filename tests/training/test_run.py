@@ -16,14 +16,13 @@ from accelerate import Accelerator, PartialState
 from safetensors.torch import load_file
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from typer.testing import CliRunner
 
 from redrafter_testing import process_trees
 from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
+from redrafter_testing.own_commands import printed_by, refusal_of
 from vllm_redrafter.checkpoints.acceptance import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads.gated import GatedConfig
 from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.plan import TrainingJob
@@ -104,7 +103,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights(
         process.kill()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     for again in ([*command("killed"), "--resume"], command("whole")):
-        assert CliRunner().invoke(app, again).exit_code == 0
+        printed_by(*again)
     whole, resumed = (load_file(tmp_path / o / "model.safetensors") for o in ("whole", "killed"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -153,8 +152,7 @@ def test_commands_say_what_is_wrong(target: Path, data: Path, tmp_path: Path) ->
         (evaluation, "no such folder"),
         ([*evaluation, "--spec-tokens=3,x"], "--spec-tokens '3,x': expected integers"),
     ):
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 1 and message in result.stderr
+        assert message in refusal_of(*command)
 
 
 @pytest.fixture
@@ -199,13 +197,11 @@ def test_what_does_not_go_together_is_refused_before_weights_are_loaded(
 
 
 def test_a_dry_run_prints_the_plan(target: Path, data: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, [*arguments(target, data, tmp_path / "out"), "--dry-run"])
-    assert result.exit_code == 0, result.output
+    printed = printed_by(*arguments(target, data, tmp_path / "out"), "--dry-run").replace(" ", "")
     training = job(target, data, tmp_path / "out", max_steps=None, warmup_steps=100, save_every=500)
     training = replace(
         training, speculation=replace(SHAPE, num_speculative_tokens=12, beam_width=4)
     )
-    printed = "".join(result.output.split())
     for part, words in resolve(training).table().items():
         assert part + "".join(words.split()) in printed
     assert "nothingwaswritten" in printed and not (tmp_path / "out").exists()

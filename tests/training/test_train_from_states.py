@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from redrafter_testing import process_trees
 from redrafter_testing.models import small_trainings
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
-from vllm_redrafter.cli.main import app
+from redrafter_testing.own_commands import printed_by
 from vllm_redrafter.data.hidden_states import StatesInfo
 from vllm_redrafter.training.plan import TrainingJob
 from vllm_redrafter.training.resolution import resolve
@@ -82,8 +81,7 @@ def evaluated(*given: str | Path) -> Any:
     """The figures that `evaluate` writes."""
     figures = Path(given[1]).parent / "figures.json"
     small = ["--beam-widths=1,3", "--beam-lengths=3", "--spec-tokens=4", "--max-length=2048"]
-    result = CliRunner().invoke(app, ["evaluate", *map(str, given), *small, f"--json={figures}"])
-    assert result.exit_code == 0, result.output
+    printed_by("evaluate", *given, *small, f"--json={figures}")
     return json.loads(figures.read_text())
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from typer.testing import CliRunner
 
+from redrafter_testing.own_commands import refusal_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, write_shard
 from vllm_redrafter.data.rows import Row
 from vllm_redrafter.utils.errors import ConfigError
@@ -75,12 +74,9 @@ def test_a_name_that_is_not_within_reach_ends_a_command_soon_and_in_one_line(
     what: str, command: list[str], silent_hub: None, given: None
 ) -> None:
     started = time.monotonic()
-    result = CliRunner().invoke(app, command)
+    said = refusal_of(*command)
     assert time.monotonic() - started < 15, "the hub was asked again and again"
-    assert isinstance(result.exception, SystemExit) and result.exit_code == 1
-    assert f"{what} {TYPO!r}: no such folder, and not to be had from the hub" in result.stderr
-    assert result.stderr.count("\n") == 1
-    missing = CliRunner().invoke(app, ["/no/such" if word == TYPO else word for word in command])
-    assert isinstance(missing.exception, SystemExit) and missing.exit_code == 1
-    assert missing.stderr.startswith(f"error: {what} '/no/such': no such folder")
-    assert missing.stderr.count("\n") == 1
+    assert f"{what} {TYPO!r}: no such folder, and not to be had from the hub" in said
+    missing = refusal_of(*("/no/such" if word == TYPO else word for word in command))
+    assert missing.startswith(f"error: {what} '/no/such': no such folder")
+    assert said.count("\n") == missing.count("\n") == 1

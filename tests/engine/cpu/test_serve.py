@@ -14,13 +14,12 @@ import pytest
 import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.server import counter, server
 from redrafter_testing.models.checkpoints import edit_tensors
+from redrafter_testing.own_commands import printed_by, refusal_of
 from redrafter_testing.requests import workloads
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.endpoints import EndpointEngine
@@ -132,12 +131,11 @@ def test_the_command_replaces_the_drafter_of_a_server_unless_the_new_one_is_brok
 ) -> None:
     broken = Path(shutil.copytree(oracle_drafter, tmp_path / "broken"))
     edit_tensors(broken, lambda tensors: tensors["rnn_w.weight"].fill_(torch.inf))
-    refused = CliRunner().invoke(app, ["swap", "--url", address, str(broken)])
+    refused = " ".join(refusal_of("swap", "--url", address, broken).split())
     expected = f"server at {address} refuses {broken} and keeps its own: <path>: rnn_w.weight holds"
-    assert refused.exit_code == 1 and expected in " ".join(refused.output.split())
-    assert "stack trace" not in refused.output
-    done = CliRunner().invoke(app, ["swap", "--url", address, str(oracle_drafter)])
-    assert done.output == f"{address} drafts with {oracle_drafter} now\n"
+    assert expected in refused and "stack trace" not in refused
+    printed = printed_by("swap", "--url", address, oracle_drafter)
+    assert printed == f"{address} drafts with {oracle_drafter} now"
 
 
 def test_training_data_that_the_server_writes_is_the_target_s_own(

@@ -7,6 +7,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_output_without_a_drafter_equals_plain_and_is_faster_with_what_was_answe
         assert stats["matched_tokens"] + stats["earlier_tokens"] == stats["drafted_tokens"]
         assert stats["earlier_tokens"] >= stats["accepted_earlier_tokens"] > 50
         assert stats["verifications"] < 0.8 * first["verifications"]
-        ring, state = (llm.rpc(inside_worker.value, f"{STORE}.{of}")[0] for of in KEPT)
+        ring, state = (llm.rpc(attrgetter(f"{STORE}.{of}"))[0] for of in KEPT)
         kept = str(ring[0, : state[0]].tolist())[1:-1].split("-1, ")[1:]
         assert len(expected) <= len(kept) <= 2 * len(expected), "preempted ones are not kept"
         assert all(k.startswith(tuple(str(a[:15])[1:-1] for a in expected)) for k in kept)
@@ -125,7 +126,7 @@ def test_steps_have_at_most_two_launches_more_than_without_earlier_answers(
         searchless.rpc(inside_worker.count_launches, keeps)
         for sampling in few_tokens.SAMPLING:
             run(searchless, sampling, forgets=False)
-        (steps,) = searchless.rpc(inside_worker.value, "launches")
+        (steps,) = searchless.rpc(attrgetter("launches"))
         assert {finished for finished, _ in steps} == {False, True}
         most.append(Counter())
         for finished, launched in steps:

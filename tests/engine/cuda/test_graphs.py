@@ -6,6 +6,7 @@ on how keys are split into parts.
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_drafts_start_from_the_states_that_transformers_computes(
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     load = workloads.Workload(few_tokens.requests("greedy", count=1).prompts, [params])
     answers = graphs.tokens(load)
-    (starts,) = graphs.rpc(inside_worker.value, "starts")
+    (starts,) = graphs.rpc(attrgetter("starts"))
     texts = [prompt + tokens for prompt, tokens in zip(load.prompts, answers, strict=True)]
     model = load_target(Target.open(few_tokens_target))
     states_of = [hidden_states(model, (1,), input_ids=torch.tensor([text]))[0] for text in texts]

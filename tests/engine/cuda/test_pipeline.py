@@ -6,6 +6,7 @@ import shutil
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
     setup = layers_of_other_backends.derived_backend, schedule_asynchronously
     with stages(2, few_tokens_target, few_tokens_drafter, setup=setup) as llm:
         assert llm.tokens(few_tokens.requests("greedy", 4)) == few_tokens_plain["greedy"][:4]
-        assert llm.rpc(inside_worker.value, "model_runner.table.config.tree") == ["chain", "chain"]
+        assert llm.rpc(attrgetter("model_runner.table.config.tree")) == ["chain", "chain"]
 
 
 @pytest.mark.engine

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`reload_weights` brings both models back from disk, into the same memory."""
 
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import Path
 
 import pytest
@@ -49,10 +49,10 @@ def test_weights_come_back_in_place(few_tokens_target: Path, tmp_path: Path) -> 
         learned = llm.rpc(inside_worker.match_probabilities)
         ((addresses, weights),) = llm.rpc(inside_worker.drafter_tensors)
 
-        assert llm.rpc(inside_worker.value, f"{STORE}.state")[0][0] > 20
+        assert llm.rpc(attrgetter(f"{STORE}.state"))[0][0] > 20
         llm.call(methodcaller("sleep", 2))
         # What is found afterwards must not be what the pool's memory happens to hold.
-        state, links = (llm.rpc(inside_worker.value, f"{STORE}.{of}")[0] for of in KEPT)
+        state, links = (llm.rpc(attrgetter(f"{STORE}.{of}"))[0] for of in KEPT)
         assert not state[:2].any() and (links == -1).all(), "answers are not forgotten"
         ((_, lost),) = llm.rpc(inside_worker.drafter_tensors)
         assert not any(torch.equal(lost[name], weights[name]) for name in weights)

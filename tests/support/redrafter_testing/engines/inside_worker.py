@@ -2,15 +2,9 @@
 """What tests ask of a V2 worker from inside its process, by `Engine.rpc`."""
 
 from collections import Counter
-from operator import attrgetter
 from typing import Any
 
 import torch
-
-
-def value(worker: Any, path: str) -> Any:
-    """Of an attribute of the worker's, such as "model_runner.max_num_reqs"."""
-    return attrgetter(path)(worker)
 
 
 def match_probabilities(worker: Any) -> list[Any]:
