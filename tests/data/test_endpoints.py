@@ -20,17 +20,13 @@ from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.engines.generation_runs import content
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data import endpoints
-from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import DatasetInfo
 from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
-PROMPTS = [
-    Conversation(tuple(f"value {i} list {turn}" for turn in range(1 + i % 3)), source=f"line {i}")
-    for i in range(20)
-]
+PROMPTS = generation_runs.prompts(20)
 
 Serve = Callable[..., FakeServer]
 

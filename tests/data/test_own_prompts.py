@@ -1,25 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts that a made-up target writes itself: what is kept, and what a kill costs."""
 
-import io
 import json
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
-from redrafter_testing.engines.generation_runs import make_folder, with_extra_token
+from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine
+from redrafter_testing.engines.generation_runs import make_folder, ran, with_extra_token
 from vllm_redrafter.data import own_prompts
 from vllm_redrafter.data import settings as data_settings
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
 from vllm_redrafter.data.prompts import read_prompts
-from vllm_redrafter.data.settings import GenerationSettings, PromptSettings, TargetSettings
-from vllm_redrafter.data.target import Target
+from vllm_redrafter.data.settings import PromptSettings, TargetSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -31,24 +27,9 @@ def _short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_prompts, "MIN_CHARACTERS", 6)
 
 
-def run(
-    target: Path,
-    output: Path,
-    settings: PromptSettings = SETTINGS,
-    kind: type[FakeEngine] = FakeEngine,
-    **engine: Any,
-) -> tuple[PromptSummary | None, list[FakeEngine]]:
+def run(target: Path, output: Path, settings: PromptSettings = SETTINGS, **engine: Any) -> Any:
     """The summary (None where it died) and the engines that were started."""
-    engines: list[FakeEngine] = []
-
-    def start(target: Target, generation: GenerationSettings) -> FakeEngine:
-        engines.append(kind(target.tokenizer, generation, **engine))
-        return engines[0]
-
-    with suppress(Killed):
-        console = Console(file=io.StringIO())
-        return make_prompts(str(target), output, start, settings, console), engines
-    return None, engines
+    return ran(make_prompts, str(target), output, settings=settings, **engine)
 
 
 def texts(output: Path) -> list[str]:

@@ -2,6 +2,8 @@
 """Generation with an engine that is made up, into a folder: what tests of it share."""
 
 import io
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,15 @@ from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 
 SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)
-PROMPTS = [
-    Conversation(tuple(f"value {i} list {turn}" for turn in range(1 + i % 3)), source=f"line {i}")
-    for i in range(11)
-]
+
+
+def prompts(count: int) -> list[Conversation]:
+    """Conversations of one, two and three turns."""
+    turns = [tuple(f"value {i} list {turn}" for turn in range(1 + i % 3)) for i in range(count)]
+    return [Conversation(of_line, source=f"line {i}") for i, of_line in enumerate(turns)]
+
+
+PROMPTS = prompts(11)
 
 
 def make_folder(folder: Path, template: str | None) -> Path:
@@ -52,21 +59,31 @@ def run(
     **engine: Any,
 ) -> tuple[GenerationSummary | None, FakeEngine]:
     """The summary (None where it died) and the engine."""
-    engines = []
+    given = {"settings": settings, "console": console, "kind": kind, **engine}
+    summary, engines = ran(generate_data, str(target), prompts, output, **given)
+    assert all(started.closed for started in engines)
+    return summary, engines[0] if engines else FakeEngine(None, settings)
+
+
+def ran(
+    command: Callable[..., Any],
+    *asked: Any,
+    settings: Any,
+    console: Console | None = None,
+    kind: type[FakeEngine] = FakeEngine,
+    **engine: Any,
+) -> tuple[Any, list[FakeEngine]]:
+    """What a command returns (None where it died), and the engines that it started."""
+    engines: list[FakeEngine] = []
 
     def start(target: Target, settings: GenerationSettings) -> FakeEngine:
         engines.append(kind(target.tokenizer, settings, **engine))
         return engines[0]
 
-    console = console or Console(file=io.StringIO())
-    try:
-        summary = generate_data(str(target), prompts, output, start, settings, console)
-    except Killed:
-        summary = None
-    if not engines:
-        return summary, FakeEngine(None, settings)
-    assert engines[0].closed
-    return summary, engines[0]
+    with suppress(Killed):
+        console = console or Console(file=io.StringIO())
+        return command(*asked, start, settings, console), engines
+    return None, engines
 
 
 def content(folder: Path) -> dict[str, bytes]:
