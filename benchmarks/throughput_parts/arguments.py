@@ -33,8 +33,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         "--dataset",
         type=Path,
         help="prompts: .txt (one per line), .jsonl, .json, .parquet; MT-Bench's and Spec-Bench's "
-        "question.jsonl and GSM8K's files as they are (default: suites.jsonl beside this script, "
-        "or streams.jsonl for --stream)",
+        "question.jsonl, prepared SPEED-Bench and GSM8K's files as they are (default: suites.jsonl "
+        "beside this script, or streams.jsonl for --stream)",
     )
     stream = "ask the prompts of each task in their order, by default all of them"
     add("--stream", action="store_true", help=stream)

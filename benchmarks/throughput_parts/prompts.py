@@ -27,6 +27,9 @@ SUITES = Path(__file__).parents[1] / "suites.jsonl"
 STREAMS = SUITES.with_name("streams.jsonl")
 """What one server is asked all day, by template: one task after the other."""
 
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How SPEED-Bench's rows begin whose texts its preparation has to fetch."""
+
 ByTask: TypeAlias = dict[str | None, list[Conversation]]
 """Prompts by what they ask for; None is the only key where nothing says it."""
 
@@ -40,7 +43,8 @@ def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
     If the first row of use has a `category` that is text, as in MT-Bench, that is a row's task.
 
     Raises:
-        ConfigError: see `read_prompts`; or a row lacks a category that the first one has.
+        ConfigError: see `read_prompts`; or a row lacks a category that the first one has, or has
+            SPEED-Bench's placeholder for its text.
     """
     try:
         if not path.is_file():
@@ -55,6 +59,11 @@ def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
                 raise ConfigError(
                     f"{opening.source}: no 'category' that is text, which the first row has; give "
                     "every row one, or none"
+                )
+            if opening.turns[0].startswith(PLACEHOLDER):
+                raise ConfigError(
+                    f"{opening.source}: a placeholder, {opening.turns[0][:24]!r}…; prepare "
+                    "SPEED-Bench by NVIDIA's script, which fetches the prompts"
                 )
             found.setdefault(category, []).append(replace(opening, turns=opening.turns[:1]))
     except ConfigError as error:

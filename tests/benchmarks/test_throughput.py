@@ -12,12 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 import throughput
+from datasets import Dataset
 from throughput_parts import engine, turns
 from throughput_parts.engine import Case, Generation, Job, Run
-from throughput_parts.prompts import STREAMS, read_dataset
+from throughput_parts.prompts import PLACEHOLDER, STREAMS, read_dataset
 
 from redrafter_testing import process_trees
 from redrafter_testing.models.tiny_models import make_drafter
+from vllm_redrafter import ConfigError
+from vllm_redrafter.data.conversation_rows import Conversation
 
 SCRIPT = Path(throughput.__file__)
 COUNTED = {"drafts": 6, "draft_tokens": 27, "accepted_tokens": 9}
@@ -54,6 +57,19 @@ def test_bad_input_ends_before_any_engine_starts(
         throughput.main(["--model", model, "--drafter", drafter, *arguments.split()])
     assert ended.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_speed_bench_is_read_as_its_scripts_write_it(tmp_path: Path) -> None:
+    more = {"multiturn": True, "sub_category": None, "turns": ["One?", "Two?"]}
+    rows = Dataset.from_list([{"category": task, **more} for task in ("qa", "rag")])
+    rows.to_parquet(parquet := tmp_path / "test.parquet")
+    messages = [{"role": "user", "content": turn} for turn in ("One?", "Two?")]
+    rows.map(lambda _: {"messages": messages}, remove_columns="turns").to_json(tmp_path / "a.jsonl")
+    for path in parquet, tmp_path / "a.jsonl":
+        assert read_dataset(path)[0] == {key: [Conversation(("One?",))] for key in ("qa", "rag")}
+    Dataset.from_list([{"turns": [f"{PLACEHOLDER} …"]}]).to_parquet(parquet)
+    with pytest.raises(ConfigError, match=r", row 1: a placeholder, 'FULL .*; prepare SPEED-Bench"):
+        read_dataset(parquet)
 
 
 @dataclass

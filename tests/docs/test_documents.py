@@ -56,6 +56,7 @@ DEPLOYMENT = {
 OTHERS_FLAGS = {
     *(*ACCELERATE, *DEPLOYMENT),
     *("--logdir", "--dataset-name", "--dataset-path", "--help", "--extra-index-url"),
+    *("--speed-bench-output-len", "--speed-bench-category", "--max-concurrency"),
 }
 """accelerate's, those of deployment tools, tensorboard's, `vllm bench serve`'s, pip's."""
 
