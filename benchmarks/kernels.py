@@ -21,6 +21,7 @@ and of a step of --requests, each with a tree of --nodes, the root counted:
     attention   of the heads of Llama-3-8B, bf16, K and V in scattered blocks of 16
     admitted    the nodes verified of 12 per request, three of them: what it moves takes no time
     loaded      hidden states and numbers that drafts start from
+    linear      hidden states of accepted paths, a row up, for a drafter with a cache
     entered     an earlier answer of each request, of 256 tokens, as if all had finished at once
     found       paths from the newest 32 places where a text's last tokens stand in such answers
 
@@ -50,6 +51,7 @@ from vllm_redrafter.tree.earlier_answers import ANSWER_PLACES, EARLIER_PLACES, M
 from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
 from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
+from vllm_redrafter.triton_kernels.compact_kv import gather_path
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
 from vllm_redrafter.triton_kernels.earlier_answers import AnswerStore, enter_answers, find_earlier
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers
@@ -175,12 +177,10 @@ def between_graphs(gpu: Gpu, requests: int, hidden: int) -> Iterator[Timed]:
     confidences = torch.rand(requests, 1 + DRAFTED, device=gpu.device)
     scheduled = torch.tensor([[DRAFTED], [1]], dtype=torch.int32, device=gpu.device)
     scheduled, budget = scheduled.repeat(1, requests), requests * ADMITTED
-
-    def admitted() -> None:
-        admit_nodes(confidences, numbers, scheduled, budget, requests + budget, starts, ends)
-
-    read = confidences.nbytes + numbers.nbytes + scheduled.nbytes
-    yield Timed("admitted", case, read + starts.nbytes + ends.nbytes, gpu.in_graph(admitted))
+    given = confidences, numbers, scheduled, budget, requests + budget, starts, ends
+    admitted = gpu.in_graph(lambda: admit_nodes(*given))
+    moved = sum(part.nbytes for part in (confidences, numbers, scheduled, starts, ends))
+    yield Timed("admitted", case, moved, admitted)
     of_request, states = ends[1:], normal(gpu, rows, hidden)
     temperatures, last = confidences[:, 0].contiguous(), numbers * (1 + DRAFTED)
     end = StepEnd(numbers, last, starts, of_request, numbers, temperatures)
@@ -192,6 +192,10 @@ def between_graphs(gpu: Gpu, requests: int, hidden: int) -> Iterator[Timed]:
 
     moved = 2 * sum(part.nbytes for part in out)
     yield Timed("loaded", case, moved, gpu.in_graph(loaded))
+    nodes = torch.arange(1, 2 + DRAFTED, device=gpu.device).int().clamp(max=DRAFTED)
+    path, starts_of_trees = nodes.repeat(requests, 1), last.int()
+    linear = gpu.in_graph(lambda: gather_path(path, starts_of_trees, [states]))
+    yield Timed("linear", case, 2 * (DRAFTED - 1) * out.hidden.nbytes, linear)
 
 
 def of_answers(gpu: Gpu, requests: int) -> Iterator[Timed]:

@@ -244,6 +244,26 @@ def test_without_a_drafter_prompt_lookup_matches_are_verified(target: Path) -> N
 # Refusals. Each message names the value and what to do.
 
 
+DRAFT = {"method": "draft_model", "model": "small", "num_speculative_tokens": 4}
+BESIDE_DRAFT: list[tuple[dict[str, Any], str]] = [
+    ({}, "'draft' runs on GPUs alone.*CPU backend: use the draft's own method there, or leave"),
+    ({"draft": "small"}, "'draft' must be an object, as in {.*, got 'small'"),
+    ({"model": "drafter"}, "'draft' is the drafter; leave 'model' out"),
+    ({"beam_length": 5, "candidates": 64}, "'draft' is .*; leave 'beam_length', 'candidates' out"),
+    ({"num_speculative_tokens": None}, "'draft' drafts 4 tokens .* is None: give 4 or more"),
+    ({"num_speculative_tokens": 3}, "'draft' drafts 4 tokens .* is 3: give 4 or more"),
+]
+IN_DRAFT: list[tuple[dict[str, Any], str]] = [
+    ({"method": "ngram"}, "'draft': 'method' must be one of draft_model.*, got 'ngram'"),
+    ({"model": None}, "'draft': 'model' must name its checkpoint, got None"),
+    ({"num_speculative_tokens": 0}, "'draft': num_speculative_tokens must be .* at least 1, got 0"),
+    ({"parallel_drafting": True}, "'draft' takes no 'parallel_drafting': .*P-EAGLE.*; leave it"),
+    ({"use_heterogeneous_vocab": True}, "takes no 'use_heterogeneous_vocab': .*; leave it out"),
+    ({"draft_sample_method": "greedy"}, "takes no 'draft_sample_method': .*; leave it out"),
+    ({"beam_width": 2}, "'draft' takes no 'beam_width': known are method, model, .*; leave it out"),
+]
+
+
 @pytest.mark.parametrize(
     ("has_drafter", "settings", "message"),
     [
@@ -251,6 +271,8 @@ def test_without_a_drafter_prompt_lookup_matches_are_verified(target: Path) -> N
         (False, {"candidates": 64}, "candidates without a drafter: name a drafter.*or leave"),
         (False, {"context_matches": 0}, "context_matches=0 there is nothing to verify: name a d"),
         (False, {"model": 7}, "'model' must name the ReDrafter checkpoint.*got 7"),
+        *((False, {"draft": DRAFT} | beside, message) for beside, message in BESIDE_DRAFT),
+        *((False, {"draft": DRAFT | inside}, message) for inside, message in IN_DRAFT),
         (True, {"num_speculative_tokens": 0}, "between 1 and 127.*leave the spec.*got 0"),
         (True, {"unknown": 1}, r"unknown key\(s\) unknown.*known are adaptive, beam_length"),
         (True, {"adaptive": "yes"}, "adaptive must be true or false, got 'yes'"),

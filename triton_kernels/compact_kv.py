@@ -7,7 +7,8 @@ is still to be read: slot d is written after all of path[0..d], and path[e] > d 
 path[e] = e. Each program moves one stripe of bytes of a row through all depths, in that order.
 
 Rows are moved as raw words, whatever the cache's dtype. All layers go in one launch: their base
-addresses are in a table.
+addresses are in a table. Likewise, `gather_path` moves rows of a step's own tensors, for a drafter
+that reads the accepted tokens and their states again, as text.
 """
 
 from __future__ import annotations
@@ -169,3 +170,43 @@ def compact_kv(
         BLOCK=block,
         num_warps=4,
     )
+
+
+@triton.jit
+def _gather_path(
+    path,  # [R, T] int32
+    row_start,  # [R] int32
+    rows,  # [rows, SIZE], changed
+    T: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One request, one stripe of a row."""
+    request = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = rows + tl.load(row_start + request).to(tl.int64) * SIZE + column
+    for depth in range(1, T):
+        node = tl.load(path + request * T + depth)
+        if node > depth:
+            row = tl.load(first + node * SIZE, mask=column < SIZE)
+            tl.store(first + depth * SIZE, row, mask=column < SIZE)
+        tl.debug_barrier()  # as above
+
+
+def gather_path(path: Tensor, row_start: Tensor, of_step: Sequence[Tensor]) -> None:
+    """Make accepted nodes' rows the first of their trees', in one launch for each tensor.
+
+    Args:
+        path: [R, T] int32, the nodes walked, root first, then -1.
+        row_start: [>= R] int32, the row of each request's root.
+        of_step: [rows] or [rows, H] each, of any dtype; changed.
+    """
+    (requests, nodes), int32 = path.shape, torch.int32
+    of_paths = {"path": (path, int32, path.shape), "row_start": (row_start, int32, (requests,))}
+    for rows in of_step:
+        require_layout(path.device, **of_paths, of_step=(rows, rows.dtype, rows.shape))
+        size = rows[0].numel()
+        block = min(1024, triton.next_power_of_2(size))
+        _gather_path[(requests, triton.cdiv(size, block))](
+            path, row_start, rows, T=nodes, SIZE=size, BLOCK=block
+        )

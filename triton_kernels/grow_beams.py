@@ -149,6 +149,13 @@ class BeamBuffers:
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.parents = torch.zeros(rows, dtype=torch.int32, device=device)
 
+    def explored(self, requests: int, ranked: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Tokens, back-pointers, log-probabilities; `ranked`: survival, and the log-odds last."""
+        tokens, back_pointers = self.tokens[:requests], self.back_pointers[:requests]
+        if not ranked:
+            return tokens, back_pointers, self.log_probs[:requests], None
+        return tokens, back_pointers, self.log_survival[:requests], self.log_odds[:requests]
+
 
 def grow_beams(
     top: TopTokens,
@@ -157,20 +164,22 @@ def grow_beams(
     out: BeamBuffers,
     to_target: Tensor | None = None,
     survival: tuple[Tensor, Tensor, Tensor] | None = None,
+    beams: int | None = None,
 ) -> None:
     """Choose a level's beams among the best tokens of those above.
 
     Args:
-        top: of [rows, W]: on level 0 a row per request, its root; then W per request.
+        top: of [rows, W]: on level 0 a row per request, its root; then one for each beam.
         level: 0 to L - 1; those above have been grown.
         requests: how many, R.
         out: at least R requests; what is there of the level above is read.
         to_target: [draft tokens] int64, `d2t`; None where the drafter ranks all tokens.
         survival: slopes [2, 1] and biases [2, L or more] fp32 of the budget's estimator, and
             temperatures fp32 of all requests in `out`; None writes neither log-odds nor survival.
+        beams: how many of the level above go on; None for all. `top` has as many rows per request.
     """
     max_requests, length, width = out.tokens.shape
-    beams = 1 if level == 0 else width
+    beams = beams or (1 if level == 0 else width)
     require(0 <= level < length, f"level: must be 0 to {length - 1}, got {level}")
     require(1 <= requests <= max_requests, f"requests: must be 1 to {max_requests}")
     rows, float32 = requests * beams, torch.float32

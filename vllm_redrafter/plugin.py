@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import ANNOUNCEMENT, NODES_WITH_STATES, as_chain
+from vllm_redrafter.engine.draft import DRAFT, NEEDS_GPU
 from vllm_redrafter.engine.refusals import REMEDY_CHAIN
 from vllm_redrafter.engine.request_options import FLAT_KEY, SALT_KEY, check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
@@ -41,6 +42,9 @@ from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_no_pattern
 from vllm_redrafter.utils.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.utils.patching import patched
+
+MARK = "redrafter_worker"
+"""Attribute of a SpeculativeConfig that is ours: the worker's path."""
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
@@ -94,7 +98,9 @@ def _create_engine_config(
     )
     drafter = None if checkpoint is None else checkpoint.head
     _check_version()
-    engine = engine_here()
+    engine, draft = engine_here(), requested.get(DRAFT)
+    if draft is not None and not engine.is_v2:
+        raise ConfigError(NEEDS_GPU)
     _check_arguments(args, engine)
     asked = ["the speculative config asks for them"] * (config.tree == "chain")
     if reasons := asked or list(engine.chain_reasons(target())):
@@ -107,11 +113,11 @@ def _create_engine_config(
         **vars(config),
         "own_graph_sizes": _sets_graph_sizes(args),
         "target_layers": (list(drafter.target_layers) or None) if drafter else None,
+        "draft": draft and draft["method"],
     }
     changed = {
         "speculative_config": {
-            "method": "custom_class",
-            "model": engine.proposer,
+            **(draft or {"method": "custom_class", "model": engine.proposer}),
             **{key: requested[key] for key in PASSED_ON if key in requested},
             "num_speculative_tokens": config.num_speculative_tokens,
         },
@@ -126,6 +132,8 @@ def _create_engine_config(
     with _changed(args, changed):
         vllm_config = original(args, *rest, **kwargs)
     _check_target(vllm_config, drafter, engine)
+    # Read by `_validate_spec_decode`.
+    object.__setattr__(vllm_config.speculative_config, MARK, engine.worker)
     _announce(settings, drafter)
     if reasons:
         _log_chains(reasons)
@@ -166,13 +174,13 @@ def _logger() -> Any:
 
 
 def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
-    unused = OF_DRAFTER if drafter is None else ()
+    unused = OF_DRAFTER if drafter is None and not settings["draft"] else ()
     described = ", ".join(
         f"{key}={value!r}"
         for key, value in settings.items()
         if value is not None and key not in unused
     )
-    source = "continuations found in the text alone" if drafter is None else "ReDrafter"
+    source = "continuations found in the text alone" if unused else "ReDrafter"
     _logger().info("Speculating with %s: %s", source, described)
     if drafter is not None and drafter.advice is not None:
         _logger().info("ReDrafter: %s", drafter.advice)
@@ -343,17 +351,16 @@ def _disable_dynamic_k(original: Callable[[VllmConfig], None], vllm_config: Vllm
 def _validate_spec_decode(
     original: Callable[..., None], params: Any, speculative_config: SpeculativeConfig | None
 ) -> None:
-    proposer = None if speculative_config is None else speculative_config.model
-    if proposer not in (names.CPU_PROPOSER, names.CUDA_SPECULATOR):
+    worker = getattr(speculative_config, MARK, None)
+    if speculative_config is None or worker is None:
         return original(params, speculative_config)
     from vllm.exceptions import VLLMValidationError
 
-    assert speculative_config is not None
     try:
         check_request(params.extra_args, speculative_config.num_speculative_tokens)
     except ConfigError as error:
         raise VLLMValidationError(str(error), parameter="extra_args") from error
-    if proposer == names.CUDA_SPECULATOR:
+    if worker == names.CUDA_WORKER:
         return None
     if getattr(params, "thinking_token_budget", None) is not None:
         raise VLLMValidationError(

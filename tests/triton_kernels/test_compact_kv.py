@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from redrafter_testing.algorithm.tree_batches import GARBAGE, strided
 from redrafter_testing.gpu.triton_interpreter import Memory
-from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv, gather_path
 
 FP8 = torch.float8_e4m3fn
 
@@ -203,3 +203,19 @@ def test_caches_that_differ_or_are_strided_are_refused(device: torch.device) -> 
     ):
         with pytest.raises(ValueError, match=named):
             CacheTable.of(caches)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.int32, ()), (torch.int64, ()), (torch.bfloat16, (1100,))]
+)
+def test_a_step_s_rows_of_accepted_nodes_become_the_first(
+    device: torch.device, dtype: torch.dtype, size: tuple[int, ...]
+) -> None:
+    """Of tokens, positions, and states wider than what a program moves; no other row changes."""
+    paths, starts = [[0, 1, 2, 5], [0, 2, 3, -1], [0, -1, -1, -1], [0, 3, -1, -1]], [0, 6, 12, 14]
+    of_path = (torch.tensor(part, dtype=torch.int32, device=device) for part in (paths, starts))
+    of_step = [torch.randint(99, (20, *size), device=device).to(dtype) for _ in range(2)]
+    sources = torch.tensor([0, 1, 2, 5, 4, 5, 6, 8, 9, *range(9, 15), 17, *range(16, 20)])
+    expected = [rows[sources.to(device)] for rows in of_step]
+    gather_path(*of_path, of_step)
+    assert all(map(torch.equal, of_step, expected))

@@ -51,16 +51,18 @@ def buffers(requests: int, length: int, width: int, device: torch.device) -> Bea
     return out
 
 
-@pytest.mark.parametrize("width", [1, 7, 50])
-def test_levels_grow_as_by_sorting(device: torch.device, width: int) -> None:
-    """Two requests of three, whose beams tie; the other request is left alone."""
+@pytest.mark.parametrize(("width", "is_chain"), [(1, False), (7, False), (50, False), (7, True)])
+def test_levels_grow_as_by_sorting(device: torch.device, width: int, is_chain: bool) -> None:
+    """Two requests of three, whose beams tie; the other request is left alone. Of a chain, the best
+    token of a level alone goes on."""
     length, requests = 3, 2
     out = buffers(3, length, width, device)
     above: Tensor | None = None
     for level in range(length):
-        beams = 1 if level == 0 else width
+        beams = 1 if level == 0 or is_chain else width
         top = random_top(requests * beams, width, seed=level)
-        grow_beams(on(device, top), level, requests, out)
+        grow_beams(on(device, top), level, requests, out, beams=1 if is_chain else None)
+        above = None if above is None else above[:, :beams]
         tokens, back_pointers, above = naive_grow_beams(top, above, width)
         for found, expected in (
             (out.tokens, tokens),

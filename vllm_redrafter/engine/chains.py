@@ -44,7 +44,7 @@ def layers_without_trees(vllm_config: VllmConfig, backend: type[AttentionBackend
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
     for name, layer in layers.items():
         spec, its_backend = layer.get_kv_cache_spec(vllm_config), layer.get_attn_backend()
-        if spec is None:
+        if spec is None or getattr(layer, "is_draft_layer", False):
             continue
         is_paged = type(spec) in (FullAttentionSpec, SlidingWindowSpec)
         if is_paged and its_backend is backend:

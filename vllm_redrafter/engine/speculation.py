@@ -17,7 +17,8 @@ class Settings:
     """What the user asked for.
 
     Attributes:
-        model: the drafter's checkpoint, a folder or a hub id; None where there is no drafter.
+        model: the drafter's checkpoint, a folder or a hub id; None where there is none of ours.
+        draft: vLLM's method for a drafter of its own; None where there is none.
         own_graph_sizes: the user has set the sizes of CUDA graphs.
         target_layers: the drafter's; recorded as the compiled target depends on them.
     """
@@ -27,6 +28,7 @@ class Settings:
     config: ReDrafterConfig
     own_graph_sizes: bool = False
     target_layers: tuple[int, ...] = ()
+    draft: str | None = None
 
     def checkpoint(self) -> Checkpoint | None:
         """The drafter's, opened: once in each worker."""
@@ -37,5 +39,9 @@ class Settings:
         recorded = dict(vllm_config.additional_config[METHOD])
         model, revision = recorded.pop("model"), recorded.pop("revision", None)
         own_graph_sizes = recorded.pop("own_graph_sizes", False)
-        layers = tuple(recorded.pop("target_layers", None) or ())
-        return cls(model, revision, ReDrafterConfig(**recorded), own_graph_sizes, layers)
+        layers, draft = (
+            tuple(recorded.pop("target_layers", None) or ()),
+            recorded.pop("draft", None),
+        )
+        config = ReDrafterConfig(**recorded)
+        return cls(model, revision, config, own_graph_sizes, layers, draft)

@@ -13,6 +13,7 @@ from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint, is_drafter, verifier_of
 from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.draft import DRAFT, shape_of_draft
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import METHOD
 
@@ -62,7 +63,7 @@ def request_of(args: Any) -> Request | None:
 def _request_for(given: Mapping[str, Any]) -> Request | None:
     """The same of a speculative config: ours by its method, our own keys, or the checkpoint."""
     method, model = given.get("method"), given.get("model")
-    keys = ReDrafterConfig.own_keys()
+    keys = DRAFT, *ReDrafterConfig.own_keys()
     if method == METHOD or (method is None and any(key in given for key in keys)):
         return Request(given)
     if method is not None or not isinstance(model, str):
@@ -141,7 +142,8 @@ def validated(
 ) -> tuple[ReDrafterConfig, Checkpoint | None]:
     """How to speculate, by default as the checkpoint says; and the drafter's checkpoint.
 
-    Without a drafter (None), only prompt-lookup (n-gram) matches are verified.
+    Without a checkpoint (None), `draft` is vLLM's own, or only prompt-lookup (n-gram) matches are
+    verified.
 
     Args:
         default_max_nodes: K where none is given; None for the checkpoint's. Called when needed.
@@ -149,7 +151,7 @@ def validated(
     ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.
     """
     requested = request.given
-    known = {*VLLM_KEYS, *PASSED_ON, *ReDrafterConfig.own_keys()}
+    known = {*VLLM_KEYS, *PASSED_ON, DRAFT, *ReDrafterConfig.own_keys()}
     if unknown := sorted(set(requested) - known):
         raise ConfigError(
             f"speculative config: unknown key(s) {', '.join(unknown)} for a ReDrafter; "
@@ -157,6 +159,8 @@ def validated(
         )
     keys = (NODES, *ReDrafterConfig.own_keys())
     shape = {key: requested[key] for key in keys if key in requested}
+    if DRAFT in requested:
+        return ReDrafterConfig(**shape, **shape_of_draft(requested)), None
     if requested.get("model") is None:
         if useless := [key for key in OF_DRAFTER if key in requested]:
             raise ConfigError(

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plugin.py makes of a configuration for Model Runner V2, and what it refuses."""
 
+import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
 from vllm.config.aux_output import AuxOutputConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability, PlatformEnum
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -17,6 +21,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from redrafter_testing.gpu import cuda_engine_on_cpu
 from redrafter_testing.models.tiny_models import make_drafter
+from redrafter_testing.models.vllm_drafters import Drafter
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda import speculator
@@ -73,6 +78,48 @@ def test_without_the_graphs_that_a_budget_needs_k_follows_the_batch(
     """The last of the ranges of batch sizes, and its K. With a budget: test_schedule.py."""
     config = speculate(small_target, small_drafter, max_num_seqs=64)
     assert config.speculative_config.num_speculative_tokens_per_batch_size[-1] == (52, 64, 2)
+
+
+def speculate_with(target: Path, method: str, model: Path) -> Any:
+    draft = {"method": method, "model": str(model), "num_speculative_tokens": 4}
+    speculation = {"draft": draft, "num_speculative_tokens": 8}
+    arguments = EngineArgs(model=str(target), enforce_eager=True, speculative_config=speculation)
+    return arguments.create_engine_config()
+
+
+def test_vllm_is_told_the_method_of_a_draft_of_its_own_and_the_tree_s_nodes(
+    small_target: Path,
+) -> None:
+    """Its room in the cache follows; a request may ask for what only our sampler does."""
+    config = speculate_with(small_target, "draft_model", small_target)
+    told = config.speculative_config
+    assert (told.method, told.model) == ("draft_model", str(small_target))
+    assert told.num_speculative_tokens == config.num_lookahead_tokens == 8
+    assert config.parallel_config.worker_cls == names.CUDA_WORKER
+    assert Settings.of(config).draft == "draft_model"
+    assert Settings.of(config).config == ReDrafterConfig(8, beam_length=4)
+    params = SamplingParams(min_p=0.5)
+    params._validate_spec_decode(pickle.loads(pickle.dumps(told)))
+    params.extra_args = {"redrafter.spec_tokens": 9}
+    with pytest.raises(VLLMValidationError, match="from 0 to 8"):
+        params._validate_spec_decode(told)
+    config.parallel_config.pipeline_parallel_size = 2
+    config.scheduler_config.async_scheduling = True
+    (reason,) = refusals(config)
+    assert "'draft' and pipeline stages have never been tried together; leave one" in reason
+
+
+def test_an_eagle_3_head_that_is_handed_other_layers_than_it_reads_is_refused(
+    small_target: Path, tmp_path: Path
+) -> None:
+    """As it would be if its config.json listed layers where vLLM looks for their number alone."""
+    head = Drafter("eagle3", small_target, tmp_path).folder
+    speculate_with(small_target, "eagle3", head)
+    values = json.loads((head / "config.json").read_text())
+    values["eagle_config"] = {key: values.pop(key) for key in [*values] if "aux_hidden" in key}
+    (head / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"reads 2 layers .* hand it 3.* list them in its config"):
+        speculate_with(small_target, "eagle3", head)
 
 
 def test_the_user_s_own_sizes_of_graphs_are_known(small_target: Path, small_drafter: Path) -> None:

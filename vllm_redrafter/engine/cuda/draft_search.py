@@ -106,12 +106,8 @@ class DraftSearch:
                 top, level, requests, self.beams, to_target=self._to_target, survival=self._survival
             )
             tokens = self.beams.last_tokens[: requests * width]
-        found, ranked = self.beams, self._survival is not None
-        scores = found.log_survival if ranked else found.log_probs
-        explored = ExploredNodes(
-            found.tokens[:requests], found.back_pointers[:requests], scores[:requests]
-        )
-        return explored, found.log_odds[:requests] if ranked else None
+        *nodes, log_odds = self.beams.explored(requests, self._survival is not None)
+        return ExploredNodes(*nodes), log_odds
 
     def _step(self, condition: Tensor, state: Tensor | None, tokens: Tensor, depth: int) -> Tensor:
         """States [rows, S] after `tokens`, each of which continues a beam of the level above."""

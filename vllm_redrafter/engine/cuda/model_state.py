@@ -135,7 +135,12 @@ class TreeModelState(VerifyingState, DefaultModelState):
         self.verification.use_caches(
             block_tables.slot_mappings,
             [
-                [layers[name].kv_cache for name in group.layer_names]
+                # A drafter's cache is written anew, in the order of the text.
+                [
+                    layers[name].kv_cache
+                    for name in group.layer_names
+                    if not getattr(layers[name], "is_draft_layer", False)
+                ]
                 for group in kv_cache_config.kv_cache_groups
             ],
         )

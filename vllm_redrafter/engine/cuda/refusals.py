@@ -29,7 +29,10 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if not vllm_config.use_v2_model_runner:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
-    config = Settings.of(vllm_config).config
+    settings = Settings.of(vllm_config)
+    config = settings.config
+    if settings.draft is not None:
+        yield from _refusals_of_drafts(vllm_config)
     if config.tree != "chain":
         yield from (f"{reason}; {REMEDY_CHAIN}" for reason in _refusals_of_trees(vllm_config))
     yield from _search_refusals(config)
@@ -49,6 +52,43 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
             yield f"{feature} is not supported; leave {option} out"
     if parallel.pipeline_parallel_size > 1:
         yield from _refusals_of_stages(vllm_config)
+
+
+def _refusals_of_drafts(vllm_config: VllmConfig) -> Iterator[str]:
+    """What was never tried with a drafter of vLLM's, and EAGLE-3 heads that do not fit."""
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+
+    model, remedy = (
+        vllm_config.model_config,
+        "leave one of them out, or take the draft's own method",
+    )
+    for what, applies in (
+        ("pipeline stages", vllm_config.parallel_config.pipeline_parallel_size > 1),
+        ("data parallelism", vllm_config.parallel_config.data_parallel_size > 1),
+        ("LoRA adapters", vllm_config.lora_config is not None),
+        ("a KV connector", vllm_config.kv_transfer_config is not None),
+        ("a target that reads images or audio", model.is_multimodal_model),
+        ("a target with recurrent layers", model.is_hybrid),
+        ("multi-head latent attention (MLA)", model.use_mla),
+    ):
+        if applies:
+            yield f"'draft' and {what} have never been tried together; {remedy}"
+    speculative = vllm_config.speculative_config
+    assert speculative is not None
+    if speculative.method != "eagle3":
+        return
+    # vLLM hands out the layers that config.json lists, or three; a head reads as many as it says.
+    head: Any = speculative.draft_model_config.hf_config
+    eagle = getattr(head, "eagle_config", None) or {}
+    given = len(get_eagle3_aux_layers_from_config(speculative) or range(3))
+    read = getattr(head, "num_aux_hidden_states", None)
+    read = read or len(eagle.get("eagle_aux_hidden_state_layer_ids") or range(3))
+    if given != read and eagle.get("use_aux_hidden_state", True):
+        yield (
+            f"the EAGLE-3 head {speculative.model!r} reads {read} layers of the target, and vLLM "
+            f"would hand it {given}, beyond its memory: list them in its config.json, as "
+            "eagle_aux_hidden_state_layer_ids beside architectures"
+        )
 
 
 def _refusals_of_stages(vllm_config: VllmConfig) -> Iterator[str]:

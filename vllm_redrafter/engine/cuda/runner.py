@@ -45,6 +45,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import BatchReqState
 from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import set_eagle3_aux_hidden_state_layers
 from vllm.v1.worker.gpu.states import RequestState
 from vllm.v1.worker.utils import AttentionGroup
 
@@ -57,6 +58,7 @@ from vllm_redrafter.engine.chains import (
 )
 from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend, TreeAttentionImpl
 from vllm_redrafter.engine.cuda.budget import TreeBudget
+from vllm_redrafter.engine.cuda.chain_trunk import ChainSpeculator
 from vllm_redrafter.engine.cuda.first_stage_embedding import FirstStageEmbedding
 from vllm_redrafter.engine.cuda.graph_manager import TreeGraphManager, is_mixed
 from vllm_redrafter.engine.cuda.model_state import TreeModelState, VerifyingState, chain_state_class
@@ -69,6 +71,7 @@ from vllm_redrafter.engine.cuda.refusals import state_obstacles
 from vllm_redrafter.engine.cuda.schedule import max_admitted_rows, max_step_rows
 from vllm_redrafter.engine.cuda.scheduler import PendingOutput
 from vllm_redrafter.engine.cuda.speculator import WITHOUT_BUDGET, TreeSpeculator
+from vllm_redrafter.engine.cuda.trunk import RecurrentTrunk
 from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.engine.replacement import of_all_ranks, read_replacement
 from vllm_redrafter.engine.speculation import Settings
@@ -131,7 +134,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             self.pp_handler.table = self.table
         # Where the drafter reads more than the last hidden state, the target returns more: from
         # graphs as well.
-        self.use_aux_hidden_state_outputs = bool(self.settings.target_layers)
+        self.use_aux_hidden_state_outputs |= bool(self.settings.target_layers)
         self._embedding: FirstStageEmbedding | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -144,7 +147,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             if self.use_pp and self.settings.model is not None:
                 self._embedding = FirstStageEmbedding(self.model, self.vllm_config, self.device)
                 self._embedding.copy()
-            if self.trunk is not None:
+            if isinstance(self.trunk, RecurrentTrunk):
                 self.trunk.load_model(self.model)
         self.model_memory_usage += memory.consumed_memory
 
@@ -304,7 +307,9 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             if getattr(layer, "kv_cache_dtype", "").startswith("fp8")
         }
 
-    def _enable_aux_states(self, target: nn.Module, *_: Any) -> None:
+    def _enable_aux_states(self, target: nn.Module, *given: Any) -> None:
+        if self.settings.draft is not None:
+            return set_eagle3_aux_hidden_state_layers(target, *given)
         enable_aux_hidden_states(target, self.settings.target_layers)
         if self.use_pp:
             hand_on_aux_hidden_states(target)
@@ -354,5 +359,7 @@ def _make_speculator(
     vllm_config: VllmConfig, device: torch.device, req_states: RequestState
 ) -> TreeSpeculator:
     assert vllm_config.speculative_config is not None
+    if Settings.of(vllm_config).draft is not None:
+        return ChainSpeculator(vllm_config, device, req_states)
     cls: type[TreeSpeculator] = resolve_obj_by_qualname(vllm_config.speculative_config.model)
     return cls(vllm_config, device, req_states)

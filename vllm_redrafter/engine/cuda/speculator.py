@@ -93,12 +93,14 @@ class TreeSpeculator(BaseSpeculator):
         # Once: buffers have its width, and a target that turns out to verify chains keeps them.
         # Shorter drafts are as wide, since a level's weights are read once.
         shape = search_shape(self.config, k)
-        of_search = lengths_of_drafts(vllm_config, shape, is_fixed, matches)
-        self.lengths = of_search if settings.model is not None else (0,)
+        self.lengths = lengths_of_drafts(vllm_config, shape, is_fixed, matches)
+        if settings.draft is not None:
+            self.lengths = tuple(n for n in self.lengths if n in (0, shape.beam_length))
+        elif settings.model is None:
+            self.lengths = (0,)
         shapes = {n: SearchShape(shape.beam_width if n else 0, n) for n in self.lengths}
         survival = None if self.confidence is None else self.confidence.parameters
-        kind = Trunk if settings.model is None else RecurrentTrunk
-        self.trunk = kind(settings, shapes, survival, self.inputs)
+        self.trunk = self._make_trunk(settings, shapes, survival, self.inputs)
         self.recorded = getattr(self.trunk.checkpoint, "acceptance", NOTHING_RECORDED)
         if self.confidence is not None:
             self.confidence.estimator.start_from(self.recorded)
@@ -108,6 +110,9 @@ class TreeSpeculator(BaseSpeculator):
             self.matching = ContextMatching(self.table, req_states, shapes, totals)
             self.table.earlier = self.matching.earlier
 
+    def _make_trunk(self, settings: Settings, *given: Any) -> Trunk:
+        return (Trunk if settings.model is None else RecurrentTrunk)(settings, *given)
+
     @property
     def config(self) -> ReDrafterConfig:
         return self.table.config
@@ -115,12 +120,16 @@ class TreeSpeculator(BaseSpeculator):
     # CUDA graphs
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """The draft has no attention, so any mode but NONE allows full graphs."""
+        """What joins and ranks has no attention, so any mode but NONE allows full graphs."""
         mode = CUDAGraphMode.FULL_DECODE_ONLY if cudagraph_mode else CUDAGraphMode.NONE
         self.graphs = DraftGraphManager(self.vllm_config, self.device, mode, lengths=self.lengths)
+        if self.trunk.chain is not None:
+            self.trunk.chain.init_cudagraph_manager(cudagraph_mode)
 
     def capture(self) -> None:
         assert self.graphs is not None
+        if self.trunk.chain is not None:
+            self.trunk.chain.capture()
         if not self.graphs.needs_capture():
             return
         self.inputs.slots.fill_(self.max_num_reqs)
@@ -171,9 +180,17 @@ class TreeSpeculator(BaseSpeculator):
         verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
         if verified and self.confidence is not None:
             self.confidence.count_step()
-        if not dummy_run and not self._drafts_now(input_batch, num_speculative_tokens):
+        drafts = dummy_run or self._drafts_now(input_batch, num_speculative_tokens)
+        length = self._length(num_speculative_tokens, dummy_run) if drafts else 0
+        drafts &= length in self.lengths  # What following costs is measured without a draft.
+        step = input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
+        ends = num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, seeds
+        flags = dp_sync_state, dummy_run, skip_attn_for_dummy_run, mm_inputs, is_profile
+        with self.meter.measure("draft"):
+            self.trunk.follow(length > 0, verified, *step, *ends, *flags)
+        if not drafts:
             return self._no_draft(input_batch, temperature, verified)
-        padded, length = requests, self._length(num_speculative_tokens, dummy_run)
+        padded = requests
         desc = None
         if self.graphs is not None and not is_profile:
             desc = self.graphs.dispatch(requests, requests, length, num_active_loras=0)
@@ -190,7 +207,8 @@ class TreeSpeculator(BaseSpeculator):
                 last_sampled.view(-1),
                 temperature,
             )
-            states = [last_hidden_states, *(aux_hidden_states or ())]
+            own = self.trunk.chain is None  # vLLM's drafter has read its states.
+            states = [last_hidden_states, *((own and aux_hidden_states) or ())]
             load_drafts(step, states, self.inputs, verified, padded)
         with self.meter.measure("draft"):
             if desc is not None and desc.cg_mode == CUDAGraphMode.FULL:

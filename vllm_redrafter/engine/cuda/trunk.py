@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
 )
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
@@ -28,11 +30,15 @@ class Trunk:
     """By itself nothing: drafts have matches alone.
 
     Attributes:
-        checkpoint: what another one can replace; None where there is no such drafter.
+        checkpoint: what another one can replace, by `replacement`; None where nothing can.
+        chain: vLLM's drafter, if it is one.
         shapes: beams and levels of its nodes, by the levels of a draft, ascending; 0 for none.
         survival: ranks nodes, see `NodeConfidence.parameters`; None: log-probability does.
         inputs: what a draft starts from, of the largest batch.
     """
+
+    chain: DraftModelSpeculator | None = None
+    replacement: Callable[[Checkpoint], Callable[[], object]]
 
     def __init__(
         self,
@@ -44,12 +50,14 @@ class Trunk:
         self.checkpoint, self._candidates = settings.checkpoint(), settings.config.candidates
         self.shapes, self.survival, self.inputs = shapes, survival, inputs
 
-    def load_model(self, target: nn.Module) -> None:
-        """Read the drafter; the loaded target's embedding is shared."""
+    def follow(self, drafts: bool, verified: int, *step: Any) -> None:
+        """Read a step's rows, where the next ones attend to them.
 
-    def replacement(self, checkpoint: Checkpoint) -> Callable[[], object]:
-        """Read another one; returns what copies it to where CUDA graphs read the drafter."""
-        raise NotImplementedError
+        Args:
+            drafts: the step ends with a draft.
+            verified: how many requests' trees were walked: all or none.
+            step: `propose`'s arguments but the last, in order.
+        """
 
     def explore(self, requests: int, length: int) -> tuple[ExploredNodes, Tensor | None]:
         """`length` levels below the first inputs; can be captured. See `DraftSearch.explore`."""
@@ -76,6 +84,7 @@ class RecurrentTrunk(Trunk):
     searches: Mapping[int, DraftSearch]
 
     def load_model(self, target: nn.Module) -> None:
+        """Read the drafter; the loaded target's embedding is shared."""
         self.drafter = self._read_checkpoint(self.checkpoint, self.inputs.hidden.device)
         embed = shared_embedding(target)
         self.searches = {
@@ -94,6 +103,7 @@ class RecurrentTrunk(Trunk):
         }
 
     def replacement(self, checkpoint: Checkpoint) -> Callable[[], object]:
+        """Read another one; returns what copies it to where CUDA graphs read the drafter."""
         tensors = self._read_checkpoint(checkpoint, None).state_dict()
         return partial(self.drafter.load_state_dict, tensors)
 

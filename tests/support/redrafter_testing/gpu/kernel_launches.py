@@ -20,7 +20,7 @@ from vllm_redrafter.triton_kernels.build_tree import (
     build_tree,
 )
 from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
-from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv, gather_path
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.earlier_answers import AnswerStore, enter_answers, find_earlier
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
@@ -207,7 +207,7 @@ DRAFTS = (
 
 
 def step(slots: int, requests: int = 2) -> None:
-    """admit_nodes, stage_trees, add_depths, accept_path, compact_kv and load_drafts."""
+    """admit_nodes, stage_trees, add_depths, accept_path, compact_kv, gather_path, load_drafts."""
     table, staged = TreeBuffers(4, slots - 1, "cpu"), StagedTrees(4, slots - 1, "cpu")
     rows = requests * slots
     most, of_batch = 8192 // (slots - 1), torch.zeros(requests, dtype=torch.int64)
@@ -241,6 +241,7 @@ def step(slots: int, requests: int = 2) -> None:
         CacheTable.of(caches), path, num_sampled, row_start, torch.zeros(rows, dtype=torch.int64)
     )
     state, numbers = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16), torch.zeros(requests)
+    gather_path(path, row_start, [of_rows, integers(rows), state])
     load_drafts(
         StepEnd(
             *(slot_of[:requests], last_rows, integers(requests + 1), num_sampled),

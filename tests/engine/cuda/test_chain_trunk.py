@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own drafter as the trunk of the tree.
+
+Whatever it reads, output is plain decoding's: that it reads the accepted text, its drafts tell.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrafter_testing.engines import budgets, followed_texts
+from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.models.vllm_drafters import Drafter
+from redrafter_testing.oracles import oracle_v2
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
+
+pytestmark = pytest.mark.engine
+
+Answers = dict[str, list[list[int]]]
+LENGTH, NODES, REQUESTS = 4, 8, 5
+LONGEST = 69
+"""Where the longest text ends: the last drafts would go beyond."""
+# 5 trees of 9 nodes and a prompt's chunk; so few blocks that some requests are preempted.
+TIGHT = {
+    "max_num_seqs": REQUESTS,
+    "max_model_len": LONGEST,
+    "max_num_batched_tokens": 64,
+    "num_gpu_blocks_override": 10,
+    "skip_tokenizer_init": True,
+}
+
+
+@pytest.fixture(scope="module", params=["draft_model", "eagle", "eagle3"])
+def drafter(request: Any, few_tokens_target: Path, tmp_path_factory: Any) -> Drafter:
+    return Drafter(request.param, few_tokens_target, tmp_path_factory.mktemp(request.param))
+
+
+def drafting_with(drafter: Drafter, nodes: int = NODES, **settings: Any) -> dict[str, Any]:
+    draft = {"method": drafter.method, "model": str(drafter.folder)}
+    draft["num_speculative_tokens"] = LENGTH
+    return {"draft": draft, "num_speculative_tokens": nodes, **settings}
+
+
+def share_afresh(
+    llm: Engine, drafter: Drafter, plain: Answers, sampling: str, cached: bool = False
+) -> float:
+    """How many drafts are those of a drafter that reads the text afresh; answers equal plain.
+
+    `cached`: what was read before may still be known.
+    """
+    if not cached:
+        llm.call(reset_prefix_cache)
+    llm.rpc(followed_texts.kept)
+    answers = single_tokens_of(llm.run(few_tokens.requests(sampling, REQUESTS)))
+    assert answers == plain[sampling][:REQUESTS]
+    (drafted,) = llm.rpc(followed_texts.kept)
+    assert len(drafted) > 30
+    possible = [(text, tokens[: LONGEST - len(text)]) for text, tokens in drafted]
+    equal = [drafter(text, len(tokens)) == tokens for text, tokens in possible]
+    return sum(equal) / len(equal)
+
+
+@pytest.fixture(scope="module")
+def fixed(drafter: Drafter, few_tokens_target: Path) -> Iterator[Engine]:
+    """Trees of eight nodes in every step, scheduled asynchronously."""
+    with interpreted_engine(
+        few_tokens_target,
+        setup=oracle_v2.schedule_asynchronously,
+        speculative_config=drafting_with(drafter, adaptive=False),
+        **TIGHT,
+    ) as llm:
+        llm.rpc(followed_texts.keep)
+        yield llm
+
+
+@pytest.mark.parametrize("sampling", few_tokens.SAMPLING)
+def test_drafts_are_those_of_the_text_read_afresh(
+    fixed: Engine, drafter: Drafter, few_tokens_plain: Answers, sampling: str
+) -> None:
+    assert share_afresh(fixed, drafter, few_tokens_plain, sampling) == 1
+    assert fixed.counter("vllm:num_preemptions") > 0
+    assert share_afresh(fixed, drafter, few_tokens_plain, sampling, cached=True) == 1
+    # EAGLE reads the last cached block again, and there is no other.
+    assert fixed.counter("vllm:prefix_cache_hits") > 0 or drafter.method != "draft_model"
+
+
+@pytest.mark.parametrize("alone", [(), (1,), (2,)], ids=["nothing", "tokens", "states"])
+def test_a_drafter_that_reads_trees_drafts_something_else(
+    fixed: Engine, drafter: Drafter, few_tokens_plain: Answers, alone: tuple[int, ...]
+) -> None:
+    """The control: what the test above asserts would fail."""
+    if drafter.method == "draft_model" and alone == (1,):
+        pytest.skip("it reads no states")
+    fixed.rpc(followed_texts.gather_alone, alone)
+    assert share_afresh(fixed, drafter, few_tokens_plain, "greedy") < 0.9
+
+
+def test_a_chain_alone_is_vllm_s_own(drafter: Drafter, few_tokens_target: Path) -> None:
+    chains = drafting_with(drafter, LENGTH, tree="chain", context_matches=0, adaptive=False)
+    drafted = []
+    for config in (chains, chains["draft"]):
+        with interpreted_engine(few_tokens_target, speculative_config=config, **TIGHT) as llm:
+            llm.rpc(followed_texts.keep)
+            llm.run(few_tokens.requests("greedy", REQUESTS))
+            drafted.append(sorted(llm.rpc(followed_texts.kept)[0]))
+    assert drafted[0] == drafted[1] and drafted[0]
+
+
+@pytest.fixture(scope="module")
+def trimmed(drafter: Drafter, few_tokens_target: Path) -> Iterator[Engine]:
+    """Graphs of the target's steps, of the drafter's and of the draft's; budgets are forced."""
+    with interpreted_engine(
+        few_tokens_target,
+        setup=partial(recorded_graphs.use, (2, 8, 32, 45), flash_attention=True),
+        enforce_eager=False,
+        speculative_config=drafting_with(
+            drafter, num_speculative_tokens_per_batch_size=[[1, 3, NODES], [4, REQUESTS, 6]]
+        ),
+        **TIGHT,
+    ) as llm:
+        llm.rpc(followed_texts.keep)
+        yield llm
+
+
+@pytest.mark.parametrize("sampling", few_tokens.SAMPLING)
+def test_trimmed_trees_and_steps_without_a_draft_leave_drafts_as_they_are(
+    trimmed: Engine, drafter: Drafter, few_tokens_plain: Answers, sampling: str
+) -> None:
+    trimmed.rpc(recorded_graphs.replay, True)
+    trimmed.rpc(budgets.force, 0.8)
+    assert share_afresh(trimmed, drafter, few_tokens_plain, sampling) == 1
+    (lengths,) = trimmed.rpc(budgets.lengths)
+    assert set(lengths) == {0, LENGTH}

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafters that vLLM serves, small and random, and what each drafts after a text, by torch alone.
+
+EAGLE heads are as vLLM's `llama_eagle.py` and `llama_eagle3.py` compute them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+AUX_LAYERS = [0, 1]
+
+
+class EagleHead(nn.Module):
+    """Of a Llama; its parameters' names are a checkpoint's."""
+
+    def __init__(self, target: Any, is_third: bool) -> None:
+        super().__init__()
+        config, self.is_third = target.config, is_third
+        self.__dict__["target"] = target  # not a part of it
+        size, layer = config.hidden_size, LlamaDecoderLayer(config, 0)
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        if is_third:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                rows = getattr(layer.self_attn, name).out_features
+                setattr(layer.self_attn, name, nn.Linear(2 * size, rows, bias=False))
+            self.midlayer, self.norm = layer, LlamaRMSNorm(size)
+            layer.hidden_norm = LlamaRMSNorm(size)
+            self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        else:
+            layer.input_layernorm = nn.Identity()
+            self.layers = nn.ModuleList([layer])
+
+    def states_of(self, ids: Tensor) -> Tensor:
+        """[T, H] that it reads of the target."""
+        read = self.target.model(ids[None], output_hidden_states=True)
+        if not self.is_third:
+            return read.last_hidden_state[0]
+        return self.fc(torch.cat([read.hidden_states[i][0] for i in AUX_LAYERS], dim=-1))
+
+    def forward(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [T, V] and states [T, H] after tokens [T] with the states before them."""
+        model, embedded = self.target.model, self.target.model.embed_tokens(ids)
+        if self.is_third:
+            layer, residual = self.midlayer, hidden
+            x = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], dim=-1)
+        else:
+            layer = self.layers[0]
+            x = residual = self.fc(torch.cat([embedded, hidden], dim=-1))
+        angles = model.rotary_emb(x[None], torch.arange(len(ids))[None])
+        attended, _ = layer.self_attn(x[None], position_embeddings=angles, attention_mask=None)
+        residual = residual + attended[0]
+        after = residual + layer.mlp(layer.post_attention_layernorm(residual))
+        return (
+            self.lm_head(self.norm(after)) if self.is_third else self.target.lm_head(after)
+        ), after
+
+
+class Drafter:
+    """Written to a folder; drafts after a text that it reads afresh."""
+
+    def __init__(self, method: str, target: Path, folder: Path) -> None:
+        """A draft model is the target with noise in its weights, right now and then."""
+        torch.manual_seed(3)
+        self.method, self.folder = method, folder
+        self.model = AutoModelForCausalLM.from_pretrained(target).eval()
+        self.head: EagleHead | None = None
+        if method == "draft_model":
+            for parameter in self.model.parameters():
+                if parameter.dim() > 1:
+                    parameter.data += 0.2 * parameter.std() * torch.randn_like(parameter)
+            self.model.save_pretrained(folder)
+            return
+        self.head = EagleHead(self.model, method == "eagle3").eval()
+        for name, parameter in self.head.named_parameters():
+            if parameter.dim() > 1 and name != "fc.weight":
+                parameter.data *= 6
+        save_model(self.head, str(folder / "model.safetensors"))
+        config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": 1}
+        config["architectures"] = ["LlamaForCausalLM"]
+        if self.head.is_third:
+            config |= {
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "eagle_aux_hidden_state_layer_ids": AUX_LAYERS,
+                "num_aux_hidden_states": len(AUX_LAYERS),
+                "draft_vocab_size": config["vocab_size"],
+            }
+        (folder / "config.json").write_text(json.dumps(config))
+
+    @torch.inference_mode()
+    def __call__(self, text: list[int], length: int) -> list[int]:
+        ids = torch.tensor(text)
+        hidden = None if self.head is None else self.head.states_of(ids[:-1])
+        for _ in range(length):
+            if self.head is None:
+                logits = self.model(ids[None]).logits[0]
+            else:
+                logits, after = self.head(ids[1:], hidden)
+                hidden = torch.cat([hidden, after[-1:]])
+            ids = torch.cat([ids, logits[-1:].argmax(-1)])
+        return ids[len(text) :].tolist()
