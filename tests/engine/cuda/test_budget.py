@@ -239,3 +239,12 @@ def test_drafts_get_shorter_where_their_last_levels_bring_nothing(measured: Tree
     shallow = lengths_of(measured, 1000, [0.9, 0.01, 0.0])[-600:]
     assert shallow.count(1) / len(shallow) > 0.9
     assert 3 in shallow, "without an exploration it would stay so"
+
+
+def test_steps_without_a_draft_cost_what_a_drafter_with_a_cache_reads(budget: TreeBudget) -> None:
+    """A draft takes as long as a step of the target, most of it for what is read in any case."""
+    some = [0.5, 0.2, 0.1]
+    budget.model.draft_costs = [np.full(SLOTS + 1, 1.0)] * len(LENGTHS)
+    assert lengths_of(budget, 600, some)[-200:].count(None) > 180
+    budget.model.follow_costs = np.full(SLOTS + 1, 0.9)
+    assert lengths_of(budget, 600, some)[-200:].count(None) < 20

@@ -65,6 +65,7 @@ class TreeBudget(AdaptiveVerificationManager):
         recorded: PerSampling = NOTHING_RECORDED,
         paths: tuple[int, int] = (0, 0),
         is_chain: bool = False,
+        follows: bool = False,
         trims: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -78,10 +79,11 @@ class TreeBudget(AdaptiveVerificationManager):
             recorded: the drafter's measured acceptance.
             paths: M and D of the prompt-lookup matches.
             is_chain: drafts are single paths.
+            follows: the drafter has a cache, and reads the rows of steps without a draft as well.
             trims: the target's attention reads trimmed batches.
         """
         super().__init__(*args, **kwargs)
-        self.trims = trims
+        self.trims, self._follows = trims, follows
         self.meter, self.lengths, self.samples = meter, tuple(lengths), samples
         longest = self.lengths[-1]
         self._arm, self._explores = len(self.lengths), False
@@ -139,6 +141,11 @@ class TreeBudget(AdaptiveVerificationManager):
         return self._length
 
     @property
+    def _measured(self) -> tuple[int, ...]:
+        """The lengths whose costs are measured: 0 is of what a step's end costs in any case."""
+        return tuple(sorted({*self.lengths, *[0] * self._follows}))
+
+    @property
     def profiled_length(self) -> int | None:
         """How many levels a dummy run's draft searches while costs are measured."""
         return self._profiled[-1] if self._profiled else None
@@ -155,7 +162,7 @@ class TreeBudget(AdaptiveVerificationManager):
             has_graph = self.trims or "uniform_decode" in batch
             requests = batch["num_tokens"] if self.trims else batch["num_tokens"] // rows
             requests = min(requests, self.req_states.max_num_reqs)
-            shorter = self.lengths[:-1] if has_graph and requests not in known else ()
+            shorter = self._measured[:-1] if has_graph and requests not in known else ()
             if has_graph:
                 known.add(requests)
             for length in (self.lengths[-1], *shorter * PROFILE_REPLAYS):
@@ -176,7 +183,7 @@ class TreeBudget(AdaptiveVerificationManager):
         """As vLLM does, for each draft length."""
         profiled, self._profiled = self._profiled, []
         draft_costs = []
-        for length in self.lengths:
+        for length in self._measured:
             # vLLM takes drafts' costs from full graphs alone, steps' from all samples.
             super().set_initial_cost_curves(
                 [
@@ -187,6 +194,9 @@ class TreeBudget(AdaptiveVerificationManager):
             assert self.cost_tables is not None
             draft_costs.append(self.cost_tables[0])
         assert self.cost_tables is not None
+        if self._follows:
+            self.model.follow_costs = draft_costs[0]
+        draft_costs = draft_costs[-len(self.lengths) :]
         self.model.draft_costs, self.model.verify_costs = draft_costs, self.cost_tables[1]
         # A kernel is compiled at its first use.
         self._batch_budget = {"": 0}, {"": 1}, 0

@@ -189,6 +189,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             recorded=speculator.recorded,
             paths=(speculator.config.context_matches, speculator.config.path_length),
             is_chain=speculator.config.tree == "chain",
+            follows=self.settings.draft is not None,
             trims=get_query_lens_mismatch_unsupported_backend(attn_groups) is None
             and get_varlen_cudagraph_unsupported_backend(attn_groups, vllm_config, rows) is None,
         )

@@ -58,10 +58,12 @@ class ThroughputModel:
     Attributes:
         profile, match_profile: of searched drafts, matches included, and of matches alone.
         draft_costs: [R] ms of a draft of each length, by requests; measured at start-up.
+        follow_costs: [R] ms of a step's end without one; None where there is nothing to do.
         verify_costs: [rows] ms of the target's pass; measured at start-up.
     """
 
     draft_costs: Sequence[Floats]
+    follow_costs: Floats | None = None
     verify_costs: Floats
 
     def __init__(
@@ -152,7 +154,8 @@ class ThroughputModel:
         return np.arange(most + 1) if self._trims else np.unique([0, most])
 
     def _draft(self, arm: int, requests: int) -> float:
-        return float(self.draft_costs[arm - 1][requests]) if arm else 0.0
+        costs = self.draft_costs[arm - 1] if arm else self.follow_costs
+        return 0.0 if costs is None else float(costs[requests])
 
     def _ms(self, arm: int, requests: int, prompts: bool, table: Floats) -> Floats:
         """Of steps that take `table` ms by the start-up's measures; the first verifies nothing."""
