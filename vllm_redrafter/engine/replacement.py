@@ -92,7 +92,7 @@ def _read(drafter: _Drafter, model: str | None, revision: str | None) -> Callabl
     if current is None:
         if model is None:
             return _nothing
-        raise ConfigError(f"{model}: the engine has no drafter; start it with --spec-model {model}")
+        raise ConfigError(f"{model}: no ReDrafter is in use; start with --spec-model {model}")
     if model is None:
         model, revision = current.model, current.revision
     checkpoint = Checkpoint.open(model, revision)

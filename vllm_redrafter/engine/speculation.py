@@ -39,9 +39,7 @@ class Settings:
         recorded = dict(vllm_config.additional_config[METHOD])
         model, revision = recorded.pop("model"), recorded.pop("revision", None)
         own_graph_sizes = recorded.pop("own_graph_sizes", False)
-        layers, draft = (
-            tuple(recorded.pop("target_layers", None) or ()),
-            recorded.pop("draft", None),
-        )
+        layers = tuple(recorded.pop("target_layers", None) or ())
+        draft = recorded.pop("draft", None)
         config = ReDrafterConfig(**recorded)
         return cls(model, revision, config, own_graph_sizes, layers, draft)

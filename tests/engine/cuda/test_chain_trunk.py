@@ -6,6 +6,7 @@ Whatever it reads, output is plain decoding's: that it reads the accepted text, 
 
 from collections.abc import Iterator
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import pytest
 from redrafter_testing.engines import budgets, followed_texts
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
-from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.gpu import memory_pool, recorded_graphs
 from redrafter_testing.models.vllm_drafters import Drafter
 from redrafter_testing.oracles import oracle_v2
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -71,7 +72,7 @@ def fixed(drafter: Drafter, few_tokens_target: Path) -> Iterator[Engine]:
     """Trees of eight nodes in every step, scheduled asynchronously."""
     with interpreted_engine(
         few_tokens_target,
-        setup=oracle_v2.schedule_asynchronously,
+        setup=partial(memory_pool.use, oracle_v2.schedule_asynchronously),
         speculative_config=drafting_with(drafter, adaptive=False),
         **TIGHT,
     ) as llm:
@@ -90,14 +91,43 @@ def test_drafts_are_those_of_the_text_read_afresh(
     assert fixed.counter("vllm:prefix_cache_hits") > 0 or drafter.method != "draft_model"
 
 
-@pytest.mark.parametrize("alone", [(), (1,), (2,)], ids=["nothing", "tokens", "states"])
-def test_a_drafter_that_reads_trees_drafts_something_else(
-    fixed: Engine, drafter: Drafter, few_tokens_plain: Answers, alone: tuple[int, ...]
+def test_logprobs_are_plain_s(fixed: Engine, few_tokens_target: Path) -> None:
+    asked = few_tokens.requests("sampled", REQUESTS)
+    for params in asked.params:
+        params.logprobs = 3
+    with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as plain:
+        expected = plain.run(asked)
+    for answer, wanted in zip(fixed.run(asked), expected, strict=True):
+        assert_logprobs_close(answer, wanted)
+
+
+def test_weights_are_replaced_by_vllm_s_own_call_and_after_sleep(
+    fixed: Engine,
+    drafter: Drafter,
+    few_tokens_plain: Answers,
+    few_tokens_target: Path,
+    tmp_path: Path,
 ) -> None:
-    """The control: what the test above asserts would fail."""
-    if drafter.method == "draft_model" and alone == (1,):
-        pytest.skip("it reads no states")
-    fixed.rpc(followed_texts.gather_alone, alone)
+    other = Drafter(drafter.method, few_tokens_target, tmp_path, seed=4)
+    fixed.rpc(followed_texts.update_draft_weights, other.folder)
+    assert share_afresh(fixed, other, few_tokens_plain, "greedy") == 1
+    fixed.call(methodcaller("sleep", 2))
+    fixed.call(methodcaller("wake_up"))
+    fixed.rpc("reload_weights")
+    fixed.rpc(followed_texts.update_draft_weights, drafter.folder)
+    assert share_afresh(fixed, drafter, few_tokens_plain, "greedy") == 1
+
+
+@pytest.mark.parametrize("alone", [(), (1,), (2,), None], ids=["no", "ids", "states", "strided"])
+def test_a_drafter_that_reads_something_else_drafts_something_else(
+    fixed: Engine, drafter: Drafter, few_tokens_plain: Answers, alone: tuple[int, ...] | None
+) -> None:
+    """The controls: what the test above asserts would fail."""
+    if drafter.method == "draft_model" and alone in ((1,), None):
+        pytest.skip("it reads no states, and vLLM copies what it returns")
+    if alone is None:
+        fixed.rpc(followed_texts.return_strided)
+    fixed.rpc(followed_texts.gather_alone, (1, 2) if alone is None else alone)
     assert share_afresh(fixed, drafter, few_tokens_plain, "greedy") < 0.9
 
 

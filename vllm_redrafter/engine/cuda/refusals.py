@@ -58,10 +58,8 @@ def _refusals_of_drafts(vllm_config: VllmConfig) -> Iterator[str]:
     """What was never tried with a drafter of vLLM's, and EAGLE-3 heads that do not fit."""
     from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
-    model, remedy = (
-        vllm_config.model_config,
-        "leave one of them out, or take the draft's own method",
-    )
+    model = vllm_config.model_config
+    remedy = "leave one of them out, or take the draft's own method"
     for what, applies in (
         ("pipeline stages", vllm_config.parallel_config.pipeline_parallel_size > 1),
         ("data parallelism", vllm_config.parallel_config.data_parallel_size > 1),

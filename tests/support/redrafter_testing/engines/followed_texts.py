@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's drafter drafts after which texts, kept in an engine's worker by `Engine.rpc`."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 
 def keep(worker: Any) -> None:
@@ -40,3 +42,33 @@ def gather_alone(worker: Any, dimensions: tuple[int, ...]) -> None:
         gather_path(path, row_start, [part for part in rows if part.dim() in dimensions])
 
     chain_trunk.gather_path = gather
+
+
+def return_strided(worker: Any) -> None:
+    """From here on the drafter's tokens are every second one of memory."""
+    from vllm_redrafter.engine.cuda.chain_trunk import _Chain
+
+    sample_draft = _Chain.sample_draft
+
+    def strided(*args: Any) -> torch.Tensor:
+        tokens = sample_draft(*args)
+        return torch.stack([tokens, tokens + 1], dim=1)[:, 0]
+
+    _Chain.sample_draft = strided  # type: ignore[method-assign]
+
+
+def update_draft_weights(worker: Any, folder: Path) -> None:
+    """As a trainer has vLLM do it; the weights come from a checkpoint, not over NCCL."""
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    class FromFile(NCCLWeightTransferEngine):
+        def update_weights(self, update_info: Any) -> None:
+            self.model.load_weights(load_file(update_info["file"]).items())
+
+    worker.worker.weight_transfer_engine = FromFile(
+        WeightTransferConfig(), worker.vllm_config, worker.device, worker.model_runner.model
+    )
+    worker.start_draft_weight_update()
+    worker.update_weights({"file": folder / "model.safetensors"})
+    worker.finish_weight_update()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's memory pool on a CPU: sleep level 2 gives its memory back, so that it holds anything."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,29 +53,39 @@ def memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def use() -> None:
-    """Engines started in this process load into such a pool and sleep as vLLM's GPU worker does."""
+def use(set_up: Callable[[], None] | None = None) -> None:
+    """Engines started in this process load into such a pool and sleep as vLLM's GPU worker does.
+
+    `set_up` prepares the process for something else as well.
+    """
+    if set_up is not None:
+        set_up()
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     load_model = CPUWorker.load_model
-    pool, buffers = MemoryPool(), {}
+    pool, saved = MemoryPool(), list[torch.Tensor]()
 
     def load(worker: Any, *args: Any, **kwargs: Any) -> None:
         with pool:
             load_model(worker, *args, **kwargs)
-        # Read from files, and left where they are: a GPU has copies of them.
-        pool.add(worker.model_runner.trunk.drafter.state_dict().values())
+        trunk = worker.model_runner.trunk
+        if trunk.chain is None:
+            # Read from files, and left where they are: a GPU has copies of them.
+            pool.add(trunk.drafter.state_dict().values())
+
+    def buffers_of(worker: Any) -> Iterator[torch.Tensor]:
+        models = worker.model_runner.model, worker.get_draft_model()
+        return chain.from_iterable(model.buffers() for model in models if model is not None)
 
     def sleep(worker: Any, level: int = 1) -> None:
-        if level == 2:  # vLLM saves the target's buffers, and no others
-            target = worker.model_runner.model
-            buffers.update({name: buffer.clone() for name, buffer in target.named_buffers()})
+        if level == 2:  # vLLM saves buffers of the target and of a drafter of its own
+            saved.extend(buffer.clone() for buffer in buffers_of(worker))
             pool.discard()
 
     def wake_up(worker: Any, tags: list[str] | None = None) -> None:
-        if buffers and (tags is None or "weights" in tags):
-            for name, buffer in worker.model_runner.model.named_buffers():
-                buffer.copy_(buffers[name])
-            buffers.clear()
+        if saved and (tags is None or "weights" in tags):
+            for buffer, kept in zip(buffers_of(worker), saved, strict=True):
+                buffer.copy_(kept)
+            saved.clear()
 
     CPUWorker.load_model, CPUWorker.sleep, CPUWorker.wake_up = load, sleep, wake_up

@@ -65,9 +65,9 @@ class EagleHead(nn.Module):
 class Drafter:
     """Written to a folder; drafts after a text that it reads afresh."""
 
-    def __init__(self, method: str, target: Path, folder: Path) -> None:
+    def __init__(self, method: str, target: Path, folder: Path, seed: int = 3) -> None:
         """A draft model is the target with noise in its weights, right now and then."""
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         self.method, self.folder = method, folder
         self.model = AutoModelForCausalLM.from_pretrained(target).eval()
         self.head: EagleHead | None = None
