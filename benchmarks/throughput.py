@@ -10,6 +10,10 @@ them, given as its speculative config; it can be repeated:
 
     --method '{"method": "eagle3", "model": "EAGLE", "num_speculative_tokens": 3}' \
     --method '{"method": "suffix", "num_speculative_tokens": 12}'
+    --method '{"method": "redrafter", "num_speculative_tokens": 12,
+               "draft": {"method": "eagle3", "model": "EAGLE", "num_speculative_tokens": 3}}'
+
+The last one is vLLM's drafter in a tree of ours. Without --drafter, no other of ours is measured.
 
 Prompts are asked again at every level and in every repeat. So before each measurement an engine
 forgets what it keeps across requests: prefixes, and answers, ReDrafter's and suffix decoding's.
@@ -44,6 +48,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -219,11 +224,12 @@ def _settings(
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
     settings = {k: v for k, v in vars(args).items() if k != "output"}
-    settings["method"] = [{**method} for method in args.method]
+    settings["method"] = deepcopy(args.method)
     for name in ("shape", "adaptive"):
         settings[name] = [shape_text(shape) for shape in settings[name]]
     settings["drafter"] = [*map(_without_path, args.drafter)]
-    for where in (settings, *settings["method"]):
+    of_trees = [each["draft"] for each in settings["method"] if "draft" in each]
+    for where in (settings, *settings["method"], *of_trees):
         if "model" in where:
             where["model"] = _without_path(where["model"])
     settings["dataset"] = args.dataset.name

@@ -28,7 +28,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     or_none: dict[str, Any] = {"nargs": "*", "action": "extend"}
     add("--model", required=True, help="the target: folder or hub id")
     which = "ReDrafter checkpoints, one or several: folders or hub ids"
-    add("--drafter", **several, required=True, help=which)
+    add("--drafter", **several, default=[], help=which)
     add(
         "--dataset",
         type=Path,

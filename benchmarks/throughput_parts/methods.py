@@ -11,6 +11,7 @@ from shared_parts.arguments import shape_text
 
 from vllm_redrafter import ConfigError, ReDrafterConfig
 from vllm_redrafter.engine.speculative_config import OF_DRAFTER
+from vllm_redrafter.utils.names import METHOD
 
 NGRAM = {
     "method": "ngram",
@@ -20,7 +21,7 @@ NGRAM = {
 }
 """What ReDrafter is compared with where nothing else is asked for: it needs no checkpoint."""
 OURS = ("matches alone", "ReDrafter", "adaptive")
-RESERVED = ("plain", "plain again", "redrafter", "custom_class", *OURS)
+RESERVED = ("plain", "plain again", METHOD, "custom_class", *OURS)
 
 GREEDY_NOTE = (
     "vLLM's own methods are measured at temperature 0 only: with its CPU backend (0.32.0) their "
@@ -39,7 +40,8 @@ class Method:
     Attributes:
         name: which way; `plain again` is plain decoding in a second engine; `ReDrafter` verifies K
             nodes in every step, `adaptive` at most K, as many as pay, and so does `matches alone`
-            without a drafter; vLLM's own methods have its names.
+            without a drafter; vLLM's own methods have its names, also where their drafter's
+            chain is verified `in a tree`.
         shape: how it speculates; of vLLM's own methods the model and the number of tokens; empty
             for plain decoding.
         speculative_config: vLLM's setting of that name.
@@ -56,11 +58,13 @@ class Method:
     @property
     def is_adaptive(self) -> bool:
         """Whether it decides by what steps cost, which it measures when it starts as well."""
-        return self.name in ("matches alone", "adaptive")
+        config = self.speculative_config or {}
+        return config.get("method") == METHOD and config.get("adaptive", True)
 
     def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
         """Those at which the method can be measured, of those asked for; see GREEDY_NOTE."""
-        greedy_only = is_cpu and self.speculative_config is not None and self.name not in OURS
+        method = (self.speculative_config or {}).get("method")
+        greedy_only = is_cpu and method not in (None, METHOD)
         return [temperature for temperature in asked if temperature == 0 or not greedy_only]
 
 
@@ -79,7 +83,7 @@ def plan(
         drafters: ReDrafter checkpoints; tables name them where there are several.
         shapes: whose K nodes are all verified in every step.
         adaptive: the maxima of an adaptive method.
-        others: speculative configs of vLLM's own methods.
+        others: speculative configs of vLLM's own methods, or with such a `draft`.
         settings: parts of a speculative config; our methods are measured with each.
         matches_alone: measure continuations found in texts without a drafter too, with K of each
             adaptive shape.
@@ -95,8 +99,7 @@ def plan(
     methods += [_told_apart(method, known) for method in known]
     counts = dict.fromkeys(shape.num_speculative_tokens for shape in adaptive if matches_alone)
     ours: list[tuple[str, str, dict[str, Any]]] = [
-        ("matches alone", str(k), {"method": "redrafter", "num_speculative_tokens": k})
-        for k in counts
+        ("matches alone", str(k), {"method": METHOD, "num_speculative_tokens": k}) for k in counts
     ]
     fixed = [replace(shape, adaptive=False) for shape in shapes]
     for drafter, shape in product(drafters, [*fixed, *adaptive]):
@@ -119,12 +122,14 @@ def plan(
 
 
 def _other(config: Mapping[str, Any]) -> Method:
-    """One of vLLM's own methods.
+    """One of vLLM's own methods, or one of its drafters in a tree of ours.
 
     Raises:
         ConfigError: the config has no name that vLLM's methods have, or no number of tokens.
     """
-    name, tokens = config.get("method"), config.get("num_speculative_tokens")
+    in_tree = config.get("method") == METHOD and isinstance(config.get("draft"), Mapping)
+    own = config["draft"] if in_tree else config
+    name, tokens = own.get("method"), own.get("num_speculative_tokens")
     if not isinstance(name, str) or name in RESERVED:
         raise ConfigError(
             f"--method: 'method' must name one of vLLM's own, such as ngram, eagle3 or "
@@ -135,8 +140,11 @@ def _other(config: Mapping[str, Any]) -> Method:
             f"--method: {name}'s num_speculative_tokens must be an integer of at least 1, "
             f"got {tokens!r}"
         )
-    model = [Path(config["model"]).name] if isinstance(config.get("model"), str) else []
-    return Method(name, ", ".join([*model, str(tokens)]), dict(config))
+    parts = [Path(own["model"]).name] if isinstance(own.get("model"), str) else []
+    parts.append(str(tokens))
+    if in_tree:
+        name, parts = f"{name} in a tree", [*parts, str(config.get("num_speculative_tokens"))]
+    return Method(name, ", ".join(parts), dict(config))
 
 
 def _told_apart(method: Method, others: Sequence[Method]) -> Method:
@@ -149,7 +157,11 @@ def _told_apart(method: Method, others: Sequence[Method]) -> Method:
 
 def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
     sizes = "num_speculative_tokens", "beam_width", "beam_length", "adaptive"
-    config: dict[str, Any] = {"model": drafter, **{of: getattr(shape, of) for of in sizes}}
+    config: dict[str, Any] = {
+        "method": METHOD,
+        "model": drafter,
+        **{of: getattr(shape, of) for of in sizes},
+    }
     if not shape.adaptive:
         # At every batch: on a GPU the default schedule would lower it.
         config["num_speculative_tokens_per_batch_size"] = [[1, 1, shape.num_speculative_tokens]]

@@ -128,7 +128,8 @@ def test_from_arguments_to_files_without_an_engine(
     draft_model = {"method": "draft_model", "model": str(models[0]), "num_speculative_tokens": 3}
     again = {**draft_model, "draft_tensor_parallel_size": 1}
     arguments += ["--method", json.dumps(draft_model), json.dumps(again)]
-    arguments += ["--prompts-per-request", "1"]
+    in_tree = {"method": "redrafter", "num_speculative_tokens": 8, "draft": draft_model}
+    arguments += [json.dumps(in_tree), "--prompts-per-request", "1"]
 
     throughput.main([*arguments, "--output", str(output)])
 
@@ -140,18 +141,19 @@ def test_from_arguments_to_files_without_an_engine(
         ("plain again", ""),
         ("draft_model", f"{models[0].name}, 3"),
         ("draft_model", f"{models[0].name}, 3, draft_tensor_parallel_size 1"),
+        ("draft_model in a tree", f"{models[0].name}, 3, 8"),
         ("matches alone", "12, context_matches 2"),
         ("ReDrafter", "2x4:6, context_matches 2"),
         ("adaptive", "4x5:12, context_matches 2"),
     ]
     starts = [event for event in events if event.startswith("start")]
-    if is_cpu:  # all of the seven engines at once
-        assert events[:7] == starts == ["start 0"] * 7 and events[-7:] == ["end"] * 7
+    if is_cpu:  # all of the eight engines at once
+        assert events[:8] == starts == ["start 0"] * 8 and events[-8:] == ["end"] * 8
     else:
-        assert starts == ["start 0"] * 7 + ["start 1"] * 7
+        assert starts == ["start 0"] * 8 + ["start 1"] * 8
         assert events.index("end") < events.index("start 0", 1), "two engines at a time"
     # Two levels and temperatures, but for vLLM's methods on CPUs.
-    cases = 2 * (5 * 2 + 2 * (1 if is_cpu else 2))
+    cases = 2 * (6 * 2 + 2 * (1 if is_cpu else 2))
     assert events.count("measure") == 2 * 2 * cases, "repeats and tasks"
     assert len(report["rows"]) == 3 * cases, "tasks and their total"
     greedy = [row for row in report["rows"] if row["method"] == "ReDrafter"][:6]
@@ -159,7 +161,7 @@ def test_from_arguments_to_files_without_an_engine(
     assert all(row["identical"] == row["requests"] for row in greedy)
     assert [row["nodes"] for row in greedy] == [4.5] * 6
     assert [row["undrafted"] for row in greedy[:2]] == [0, 0]
-    assert len(list(tmp_path.glob("out-*.log"))) == 7, "a log for each method"
+    assert len(list(tmp_path.glob("out-*.log"))) == 8, "a log for each method"
     assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
     assert " total " in capsys.readouterr().out
 

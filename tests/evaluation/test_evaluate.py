@@ -76,7 +76,7 @@ def test_evaluate_prints_and_writes(target: Path, data: Path, tmp_path: Path) ->
     run(job(target, data, drafter))
     shutil.rmtree(drafter / "checkpoints")
     grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6", "--stream=2"]
-    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4"]
+    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4", "--trunk"]
     printed = printed_by(*command, *grid, f"--json={tmp_path / 'figures.json'}")
     assert "4 rows" in printed and "If a draft level costs 0.02" in printed
     assert "assumed and not measured" in printed
@@ -99,6 +99,9 @@ def test_evaluate_prints_and_writes(target: Path, data: Path, tmp_path: Path) ->
     assert own["all"] >= alone["all"] > 1 and len(both["by_block"]) == 2
     assert both["by_block"][0] == own["by_block"][0]
     assert f"{both['all']:.2f} │ {both['second_half']:.2f}" in printed
+    beside = figures["tokens_per_step_of_chains"]["chain, runner-ups, matches"]
+    cells = " │ ".join(f"{figure:.2f}" for figure in beside.values())
+    assert f"chain, runner-ups, matches │ {cells}" in printed
 
 
 def test_evaluate_records_the_shape_that_it_recommends(

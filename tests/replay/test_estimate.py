@@ -18,6 +18,7 @@ from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.replay.estimate import (
     Acceptance,
     estimate_acceptance,
+    estimate_chains,
     estimate_matches,
     estimate_stream,
 )
@@ -126,6 +127,24 @@ def test_matches_of_own_text_and_of_the_blocks_before_are_accepted_beside_the_dr
     assert first == found["own text"][0] and (second.steps, second.tokens) == (6, 30)
     own, both = found["drafter, own text"][1], found["drafter, own text, earlier answers"][1]
     assert both.steps <= second.steps < own.steps <= 16 < found["drafter"][1].steps
+
+
+def test_runner_ups_and_matches_are_accepted_beside_a_chain(target: LlamaForCausalLM) -> None:
+    torch.manual_seed(5)
+    drafter = RecurrentHead(RecurrentConfig(V, 16, exit_dim=8)).eval()
+    found = estimate_chains(drafter, target, written(), [ReDrafterConfig(9, 3, 3)])
+    alone = ReDrafterConfig(9, 1, 3, context_matches=0)
+    chain, matched = (
+        estimate_acceptance(drafter, target, written(), config)
+        for config in (alone, replace(alone, context_matches=2))
+    )
+    assert found["chain"] == [chain] and found["chain, matches"] == [matched]
+    # A runner-up that is accepted ends the step.
+    beside = found["chain, runner-ups"][0]
+    of_tree = estimate_acceptance(drafter, target, written(), replace(alone, beam_width=3))
+    assert chain.by_depth[0] / chain.steps < beside.by_depth[0] / beside.steps
+    assert of_tree.steps < beside.steps < chain.steps
+    assert found["chain, runner-ups, matches"][0].steps < min(beside.steps, matched.steps)
 
 
 def test_rows_follow_each_other_and_count_positions_anew() -> None:

@@ -46,6 +46,12 @@ class EvaluationConfig:
         at_least=1,
     )
 
+    trunk: bool = setting(
+        False,
+        "Replay the fastest shape's length as a chain too, as a drafter of vLLM's own drafts, with "
+        "its tokens' runner-ups and with matches.",
+    )
+
     def __post_init__(self) -> None:
         check(self, "evaluation:")
 

@@ -24,6 +24,7 @@ from vllm_redrafter.replay.acceptance import measure_acceptance
 from vllm_redrafter.replay.estimate import (
     Acceptance,
     compare_candidates,
+    estimate_chains,
     estimate_shapes,
     estimate_stream,
     fewest,
@@ -61,6 +62,7 @@ class Evaluation:
         acceptance: how the nodes of `served` are accepted.
         by_candidates: of the fastest shape by number of candidates, see `compare_candidates`.
         by_block: of `served`, with and without matches, see `estimate_stream`.
+        of_chains: where asked for, by what is beside a chain, of each K; see `estimate_chains`.
     """
 
     results: list[_ShapeResult]
@@ -70,6 +72,7 @@ class Evaluation:
     acceptance: PerSampling
     by_candidates: dict[int, Acceptance]
     by_block: dict[str, list[Acceptance]]
+    of_chains: dict[str, dict[int, Acceptance]]
 
 
 def shapes(
@@ -175,6 +178,10 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     by_candidates = compare_candidates(drafter, target, rows, best.shape)
     served = replace(best.shape, candidates=fewest(by_candidates))
     beside = replace(served, context_matches=ReDrafterConfig.context_matches)
+    ks = {shape.num_speculative_tokens for shape in grid if config.trunk}
+    nodes = sorted(k for k in ks if k >= served.beam_length)
+    with_chains = [replace(beside, num_speculative_tokens=k) for k in nodes]
+    of_chains = estimate_chains(drafter, target, rows, with_chains)
     sampled = written.sampled[text.indices]
     return Evaluation(
         results=results,
@@ -184,4 +191,5 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         acceptance=measure_acceptance(drafter, target, rows, sampled, served),
         by_candidates=by_candidates,
         by_block=estimate_stream(drafter, target, rows, beside, config.stream),
+        of_chains={name: dict(zip(nodes, f, strict=True)) for name, f in of_chains.items()},
     )

@@ -44,6 +44,8 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     for name, found in _with_matches(evaluation).items():
         table.add_row(name, f"{found['all']:.2f}", f"{found['second_half']:.2f}")
     console.print(table)
+    if any(evaluation.of_chains.values()):
+        console.print(_chains(evaluation))
 
 
 def _with_matches(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
@@ -57,6 +59,20 @@ def _with_matches(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
             "by_block": [block.tokens_per_step for block in blocks],
         }
     return found
+
+
+def _chains(evaluation: Evaluation) -> Table:
+    shape = evaluation.served
+    table = Table(
+        title=f"Tokens per target step of a chain of {shape.beam_length}, beside it "
+        f"{shape.beam_width - 1} runner-ups a token and prompt-lookup matches, by K"
+    )
+    table.add_column("what is drafted")
+    for nodes in evaluation.of_chains["chain"]:
+        table.add_column(str(nodes), justify="right")
+    for name, found in evaluation.of_chains.items():
+        table.add_row(name, *(f"{acceptance.tokens_per_step:.2f}" for acceptance in found.values()))
+    return table
 
 
 def _candidates(evaluation: Evaluation) -> Table:
@@ -109,6 +125,10 @@ def _figures(evaluation: Evaluation) -> dict[str, Any]:
             for count, acceptance in evaluation.by_candidates.items()
         },
         "tokens_per_step_with_matches": _with_matches(evaluation),
+        "tokens_per_step_of_chains": {
+            name: {str(nodes): acceptance.tokens_per_step for nodes, acceptance in found.items()}
+            for name, found in evaluation.of_chains.items()
+        },
     }
 
 

@@ -91,6 +91,7 @@ def estimate_shapes(
     observe: Observer | None = None,
     on_replay: Callable[[], None] = lambda: None,
     earlier: Earlier = (),
+    continued: int | None = None,
 ) -> list[Acceptance]:
     """Replay the decoding of text that the transformers model `target` wrote, in several shapes.
 
@@ -101,13 +102,14 @@ def estimate_shapes(
         observe: is called with each step's searches.
         on_replay: called when a batch has been replayed with a shape.
         earlier: answers of which matches draft from the `earlier_answers` newest too.
+        continued: how many beams go on below each level, as in `beam_search`.
     """
     totals = [Acceptance(0, 0)] * len(shapes)
     embed, vocab_size = target.get_input_embeddings(), drafter.config.vocab_size
     for batch in batches_by_length(rows, batch_size, embed.weight.device):
         outputs = read_target(target, batch, drafter.config.target_layers)
         for index, shape in enumerate(shapes):
-            search = _search(drafter, embed, outputs, batch, shape)
+            search = _search(drafter, embed, outputs, batch, shape, continued)
             totals[index] += _replay(batch, shape, vocab_size, search, observe, earlier)
             on_replay()
     return totals
@@ -153,6 +155,22 @@ def estimate_stream(
     return found
 
 
+def estimate_chains(
+    drafter: DraftHead, target: Any, rows: TextRows, shapes: Sequence[ReDrafterConfig]
+) -> dict[str, list[Acceptance]]:
+    """Replay what `draft` would make of a drafter that drafts one chain, by what is beside it.
+
+    Nothing; the W - 1 runner-ups of each token of the chain; matches in own text; both. Of each of
+    the shapes, which have matches.
+    """
+    chains = [replace(shape, beam_width=1) for shape in shapes]
+    both = [*chains, *shapes]
+    alone = [replace(shape, context_matches=0) for shape in both]
+    found = iter(estimate_shapes(drafter, target, rows, [*alone, *both], continued=1))
+    names = "chain", "chain, runner-ups", "chain, matches", "chain, runner-ups, matches"
+    return {name: [next(found) for _ in shapes] for name in names}
+
+
 def compare_candidates(
     drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig
 ) -> dict[int, Acceptance]:
@@ -181,6 +199,7 @@ def _search(
     outputs: TargetOutputs,
     batch: TextBatch,
     shape: ReDrafterConfig,
+    continued: int | None,
 ) -> Search:
     # The target may be of lower precision than a drafter in training.
     dtype = drafter.dtype
@@ -190,7 +209,12 @@ def _search(
     def search(row: Tensor, root: Tensor) -> ExploredNodes:
         start = hidden[row, root - 1], batch.tokens[row, root]
         return beam_search(
-            drafter, lambda x: embed(x).to(dtype), *start, *size, candidates=shape.candidates
+            drafter,
+            lambda x: embed(x).to(dtype),
+            *start,
+            *size,
+            candidates=shape.candidates,
+            continued=continued,
         )
 
     return search

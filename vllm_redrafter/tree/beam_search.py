@@ -73,6 +73,7 @@ def beam_search(
     beam_length: int,
     shard: VocabularyShard | None = None,
     candidates: int = 0,
+    continued: int | None = None,
 ) -> ExploredNodes:
     """Search W beams of L tokens below the root, for all requests at once.
 
@@ -85,6 +86,7 @@ def beam_search(
         shard: the part of the draft vocabulary that the drafter has; None for all of it.
         candidates: C, how many tokens the nodes of each level below the first choose from; 0 for
             the draft vocabulary. With a shard, each rank has as many of its own.
+        continued: how many beams of a level go on to the next one; None for all W.
 
     Returns:
         The explored nodes, [R, L, W], in the target's token ids.
@@ -98,12 +100,12 @@ def beam_search(
     levels = [(tokens, back_pointers, log_probs)]
 
     for depth in range(1, beam_length):
-        parent = back_pointers.unsqueeze(-1).expand(-1, -1, state.shape[-1])
-        embedded = drafter.embedding_of(embed, depth)(tokens)
+        parent = back_pointers[:, :continued, None].expand(-1, -1, state.shape[-1])
+        embedded = drafter.embedding_of(embed, depth)(tokens[:, :continued])
         state = drafter.advance(state.gather(1, parent), embedded, depth)
         # A beam of the next level is among its parent's W best, so W x W continuations suffice.
         scores, following = _best(drafter, condition, state, depth, shortlist, beam_width, shard)
-        scores = scores + log_probs.unsqueeze(-1)
+        scores = scores + log_probs[:, :continued, None]
         log_probs, best = scores.flatten(1).topk(beam_width, dim=1)
         tokens = drafter.target_tokens(following.flatten(1).gather(1, best))
         back_pointers = best // beam_width
