@@ -19,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+from redrafter_testing.vllm_options import vllm_folder
 from redrafter_testing.vllm_symbols import (
     RECORDED,
     Record,
-    installed_root,
     names,
     numbers,
     read_records,
@@ -91,7 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--print-only", action="store_true", help="do not write the record")
     arguments = parser.parse_args()
-    root = arguments.root or installed_root()
+    root = arguments.root or vllm_folder().parent
     version = version_of(root)
     records = with_version(read_records(), version, signatures(root, names()))
     print("\n".join(described(records, version)))

@@ -75,11 +75,6 @@ def outside(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def enlarged(name: str) -> Tried:
-    """A sparse file: it takes no place on the disk."""
-    return lambda folder: os.truncate(folder / name, 1 << 30)
-
-
 def content(name: str, change: Callable[[bytes], bytes]) -> Tried:
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
@@ -210,7 +205,8 @@ CASES: dict[str, Tried] = {
     "`progress.json` of another step": resumed(
         text("progress.json", json.dumps(vars(RunProgress(2, 2.0, {}))))
     ),
-    "`config.json` of 1 GB": served(enlarged("config.json")),
+    # A sparse file: it takes no place on the disk.
+    "`config.json` of 1 GB": served(lambda folder: os.truncate(folder / "config.json", 1 << 30)),
     "`config.json` of 200,000 opening brackets": served(text("config.json", "[" * 200_000)),
     "`config.json` that holds a list": checkpoint("inspect", text("config.json", "[1]")),
     "an index whose shard is `../../secret`": checkpoint("convert", outside),

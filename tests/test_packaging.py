@@ -9,8 +9,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = {"vllm_redrafter": "vllm_redrafter", "triton_kernels": "vllm_redrafter/triton_kernels"}
 DRAFTER = "checkpoints/drafters/smollm2-135m-instruct/model.safetensors"
@@ -35,9 +33,9 @@ def test_vllm_finds_the_plugin() -> None:
     assert plugin.value == "vllm_redrafter.plugin:register"
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A copy: a build leaves files beside the sources, which the next build would put in."""
+def test_distributions_contain_every_file_once_and_nothing_else(tmp_path: Path) -> None:
+    """The wheel is built from the source distribution, as pip does."""
+    # A copy: a build leaves files beside the sources, which the next build would put in.
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
@@ -46,13 +44,6 @@ def source(tmp_path: Path) -> Path:
     for folder in PACKAGES:
         ignore = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(REPO / folder, source / folder, ignore=ignore)
-    return source
-
-
-def test_distributions_contain_every_file_once_and_nothing_else(
-    source: Path, tmp_path: Path
-) -> None:
-    """The wheel is built from the source distribution, as pip does."""
     expected = set()
     for folder, package in PACKAGES.items():
         paths = [file for file in (source / folder).rglob("*") if file.is_file()]

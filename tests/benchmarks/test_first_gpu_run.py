@@ -14,6 +14,8 @@ from pathlib import Path
 
 import throughput
 
+from redrafter_testing import process_trees
+
 BENCHMARKS = Path(throughput.__file__).parent
 SCRIPT = BENCHMARKS / "first_gpu_run.sh"
 
@@ -45,7 +47,7 @@ def parse_only(self, *args, **kwargs):
     parse(self, *args, **kwargs)
     raise Parsed
 argparse.ArgumentParser.parse_args = parse_only
-for arguments in json.load(sys.stdin):
+for arguments in json.loads(sys.argv[1]):
     is_module = arguments[0] == "-m"
     run, name = (runpy.run_module, arguments[1]) if is_module else (runpy.run_path, arguments[0])
     sys.argv = [name, *arguments[1 + is_module:]]
@@ -104,17 +106,10 @@ def test_every_step_is_run_with_options_that_its_script_takes(tmp_path: Path) ->
     assert all(Path(path).exists() for call in tests for path in call if "/tests/" in path)
     given = [call for call in whole.calls().values() if "pytest" not in call]
     variables = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PARSE],
-        input=json.dumps(given),
-        env={**variables, "PYTHONPATH": str(BENCHMARKS)},
-        cwd=BENCHMARKS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("parsed") == len(given) == len(whole.calls()) - 3
+    variables["PYTHONPATH"] = str(BENCHMARKS)
+    command = [sys.executable, "-P", "-c", PARSE, json.dumps(given)]
+    printed = process_trees.output_of(command, env=variables, cwd=BENCHMARKS)
+    assert printed.count("parsed") == len(given) == len(whole.calls()) - 3
 
 
 def test_a_failed_step_does_not_stop_the_next_and_is_retried_alone(tmp_path: Path) -> None:

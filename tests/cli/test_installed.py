@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands need beside this package."""
 
-import subprocess
 import sys
 
 import pytest
 
+from redrafter_testing import process_trees
 from vllm_redrafter.cli.installed import require
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -23,9 +23,7 @@ import vllm_redrafter.mlx.serve
 
 def test_what_serves_with_mlx_on_a_mac_needs_no_vllm() -> None:
     pytest.importorskip("mlx_lm")
-    command = [sys.executable, "-P", "-c", SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
+    process_trees.output_of([sys.executable, "-P", "-c", SCRIPT])
 
 
 def test_what_is_missing_is_named_with_the_remedy() -> None:

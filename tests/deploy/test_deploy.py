@@ -4,7 +4,6 @@
 import json
 import re
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from redrafter_testing.vllm_options import options_of_vllm
+from redrafter_testing.vllm_options import options_of_vllm, vllm_folder
 from vllm_redrafter.engine.stat_logger import METRICS
 
 REPO = Path(__file__).parents[2]
@@ -85,9 +84,7 @@ METRIC = re.compile(r"(?<![\w:-])(?:redrafter|vllm):[a-z]\w+\b(?!\*)")
 
 def metrics_of_a_server() -> set[str]:
     """As Prometheus sees them: ours, and those that vLLM's sources name."""
-    spec = find_spec("vllm")
-    assert spec is not None and spec.origin is not None
-    root = Path(spec.origin).parent / "v1"
+    root = vllm_folder() / "v1"
     sources = [root / "metrics" / "loggers.py", root / "spec_decode" / "metrics.py"]
     theirs = {
         name for source in sources for name in re.findall(r'"(vllm:\w+)"', source.read_text())

@@ -97,10 +97,6 @@ def decoded(folder: Path, most: int, sample: Sample, shape: ReDrafterConfig | No
 SHAPES = [SHAPE, ReDrafterConfig(4, 1, 4), ReDrafterConfig(30, 8, 5)]
 
 
-def greedy(logits: Tensor, _: Sequence[int]) -> int:
-    return int(logits.argmax())
-
-
 def seeded(logits: Tensor, text: Sequence[int]) -> int:
     """The noise of a position is the same whatever was drafted."""
     generator = torch.Generator().manual_seed(len(text))
@@ -108,7 +104,7 @@ def seeded(logits: Tensor, text: Sequence[int]) -> int:
     return int((logits.softmax(dim=0) / noise).argmax())
 
 
-@pytest.mark.parametrize("sample", [greedy, seeded])
+@pytest.mark.parametrize("sample", [lambda logits, _: int(logits.argmax()), seeded])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_output_is_plain_decodings(
     small_target: Path, shape: ReDrafterConfig, sample: Sample

@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from redrafter_testing import vllm_symbols
+from redrafter_testing.vllm_options import vllm_folder
 from vllm_redrafter.utils.names import SUPPORTED_VLLM
 
 RECORDS = vllm_symbols.read_records()
@@ -22,7 +23,7 @@ def test_the_installed_vllm_is_as_recorded() -> None:
     import vllm
 
     version = vllm.__version__.partition("+")[0]
-    found = vllm_symbols.signatures(vllm_symbols.installed_root(), vllm_symbols.names())
+    found = vllm_symbols.signatures(vllm_folder().parent, vllm_symbols.names())
     assert found == RECORDS[version].symbols
 
 

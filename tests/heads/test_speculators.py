@@ -82,14 +82,12 @@ def test_logits_along_a_chain_equal_the_reference_s(published: Path, head: Any) 
     assert (torch.stack(logits, 1) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def on_kernels(head: Any, hidden: Tensor, roots: Tensor, shape: SearchShape) -> ExploredNodes:
-    return DraftSearch(head, of_target, None, shape, REQUESTS).explore(hidden, roots)[0]
-
-
 SEARCHES: dict[str, Callable[..., ExploredNodes]] = {
     "torch": lambda head, *inputs: beam_search(head, of_target, *inputs[:2], *inputs[2]),
     "CPU": lambda head, *inputs: search(packed_form(deepcopy(head), packed), of_target, *inputs),
-    "CUDA": on_kernels,
+    "CUDA": lambda head, hidden, roots, shape: DraftSearch(
+        head, of_target, None, shape, REQUESTS
+    ).explore(hidden, roots)[0],
 }
 
 

@@ -11,34 +11,28 @@ SLOTS, ROOM, SIZE = 7, 5, 6
 SENTINEL = -77
 
 
-def inputs(device: torch.device, states: int) -> DraftInputs:
-    dtypes = torch.bfloat16, torch.int64, torch.int64, torch.int32, torch.float32
-    shapes = (ROOM, states * SIZE), *[(ROOM,)] * 4
-    fields = (torch.full(s, SENTINEL, dtype=d) for s, d in zip(shapes, dtypes, strict=True))
-    return DraftInputs(*(field.to(device) for field in fields))
-
-
-def step(device: torch.device) -> StepEnd:
-    """Three requests, of 2, 4 and 3 rows; the walk ended in rows 1, 2 and 6."""
-    end = StepEnd(
-        idx_mapping=torch.tensor([4, 0, 6]),
-        walked_rows=torch.tensor([1, 2, 6, SENTINEL]),
-        query_start_loc=torch.tensor([0, 2, 6, 9], dtype=torch.int32),
-        num_nodes=torch.tensor([2, 4, 1], dtype=torch.int32),
-        last_sampled=torch.arange(SLOTS) + 100,
-        temperature=torch.arange(SLOTS) / 10,
-    )
-    return StepEnd(*(part.to(device) for part in end))
-
-
 @pytest.mark.parametrize("verified", [0, 3])
 @pytest.mark.parametrize("states", [1, 2])
 def test_each_request_starts_from_its_last_accepted_row_or_its_last(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, verified: int, states: int
 ) -> None:
-    """A padded batch; hidden states that are wider than what a program copies."""
+    """A padded batch of 2, 4 and 3 rows; hidden states that are wider than a program copies.
+
+    The walk ended in rows 1, 2 and 6.
+    """
     monkeypatch.setattr(kernel, "COLUMNS", 4)
-    end, out = step(device), inputs(device, states)
+    end = StepEnd(
+        idx_mapping=torch.tensor([4, 0, 6], device=device),
+        walked_rows=torch.tensor([1, 2, 6, SENTINEL], device=device),
+        query_start_loc=torch.tensor([0, 2, 6, 9], device=device).int(),
+        num_nodes=torch.tensor([2, 4, 1], device=device).int(),
+        last_sampled=torch.arange(SLOTS, device=device) + 100,
+        temperature=torch.arange(SLOTS, device=device) / 10,
+    )
+    dtypes = torch.bfloat16, torch.int64, torch.int64, torch.int32, torch.float32
+    shapes = zip(((ROOM, states * SIZE), *[(ROOM,)] * 4), dtypes, strict=True)
+    fields = (torch.full(s, SENTINEL, dtype=dtype, device=device) for s, dtype in shapes)
+    out = DraftInputs(*fields)
     read = torch.randn(states, 9, SIZE).bfloat16().to(device)
     load_drafts(end, list(read), out, verified, padded=4)
     rows = [1, 2, 6] if verified else [1, 5, 8]

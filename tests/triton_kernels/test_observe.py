@@ -76,22 +76,6 @@ def test_statistics_are_the_estimator_s(
         assert (statistics[:, :, 5].sum(1) > 5).all(), "hardly anything was judged"
 
 
-def prior(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Counts and probabilities."""
-    probabilities = torch.tensor(prior_acceptance(DEPTH)).float().expand(2, -1, -1).contiguous()
-    judged = torch.full_like(probabilities, PRIOR_WEIGHT)
-    counts = torch.stack([judged, PRIOR_WEIGHT * probabilities], dim=-1)
-    return counts.to(device), probabilities.to(device)
-
-
-def lengths_of(entries: int, slots: int, seed: int) -> Tensor:
-    """About half of the nodes are on no path."""
-    generator = torch.Generator().manual_seed(seed)
-    most = MATCH_CLASSES
-    lengths = torch.randint(-most, most + 1, (entries, slots), generator=generator)
-    return lengths.clamp(min=0).int()
-
-
 @pytest.mark.parametrize(("requests", "slots", "steps"), [(1, 5, 6), (7, 13, 8)])
 def test_probabilities_are_those_of_the_cpu_engine(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, requests: int, slots: int, steps: int
@@ -101,12 +85,17 @@ def test_probabilities_are_those_of_the_cpu_engine(
     memory = 12.0
     monkeypatch.setattr("vllm_redrafter.drafting.acceptance_model.MEMORY", memory)
     reference = MatchAcceptance(DEPTH)
-    counts, probabilities = prior(device)
+    prior = torch.tensor(prior_acceptance(DEPTH)).float().expand(2, -1, -1).contiguous()
+    probabilities, judged = prior.to(device), torch.full_like(prior, PRIOR_WEIGHT)
+    counts = torch.stack([judged, PRIOR_WEIGHT * prior], dim=-1).to(device)
     observed, totals = 0, torch.zeros(4, dtype=torch.int64, device=device)
     expected = torch.zeros(2, 2, dtype=torch.int64)
     for seed in range(steps):
         trees, entries, _ = random_step(requests, slots, device, seed)
-        match_classes = lengths_of(requests + 2, slots, seed)
+        # About half of the nodes are on no path.
+        sizes, generator = (requests + 2, slots), torch.Generator().manual_seed(seed)
+        drawn = torch.randint(-MATCH_CLASSES, MATCH_CLASSES + 1, sizes, generator=generator)
+        match_classes = drawn.clamp(min=0).int()
         given = entries, match_classes.to(device), trees, memory, counts, probabilities
         observe_matches(*given, totals)
         judged, accepted = (part.cpu() for part in judged_and_accepted(trees, len(entries)))

@@ -24,14 +24,6 @@ class Request(NamedTuple):
     logits: int
 
 
-def table_of(trees: Sequence[Sequence[int]], max_nodes: int, device: torch.device) -> TreeBuffers:
-    tree = token_trees(trees, max_nodes + 1)
-    table = TreeBuffers(len(trees), max_nodes, device)
-    for name in ("tokens", "parents", "depths", "num_nodes", "ancestors"):
-        getattr(table, name).copy_(getattr(tree, name))
-    return table
-
-
 def with_depths(
     positions: list[int], roots: Sequence[int], logits: Sequence[int], depths: Sequence[list[int]]
 ) -> list[int]:
@@ -51,7 +43,9 @@ def check(
     padding: int,
 ) -> None:
     """Requests have their first nodes, and other rows and requests are left alone."""
-    table, out = table_of(trees, max_nodes, device), StagedTrees(9, max_nodes, device)
+    table, out = TreeBuffers(len(trees), max_nodes, device), StagedTrees(9, max_nodes, device)
+    for name in ("tokens", "parents", "depths", "num_nodes", "ancestors"):
+        getattr(table, name).copy_(getattr(token_trees(trees, max_nodes + 1), name))
     for name in ("num_nodes", "context_lens", "row_start"):
         getattr(out, name).fill_(SENTINEL)
     ends = torch.tensor([0, *(r.query for r in batch)]).cumsum(0)

@@ -17,13 +17,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [(32, 32), (64, 128), (80, 64), (512, 128)]  # head size, block size
 
 
-def random_rows(block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
-    """K and V, any bits, NaN among them: [2, blocks, KV heads, B, head size]."""
-    width = torch.int32 if dtype == torch.float32 else torch.int16
-    info, shape = torch.iinfo(width), (2, BLOCKS, KV_HEADS, block_size, head_size)
-    return torch.randint(info.min, info.max, shape, dtype=width).view(dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_size", "block_size"), SIZES)
 @pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
@@ -33,7 +26,10 @@ def test_rows_are_found_where_vllm_writes_them(
     if isa == "amx" and (dtype != torch.bfloat16 or not torch.cpu._is_amx_tile_supported()):
         pytest.skip("AMX is for bfloat16, on processors that have it")
     layout = cache_layout(isa, head_size, block_size, dtype)
-    rows = random_rows(block_size, head_size, dtype)
+    # K and V, any bits, NaN among them.
+    width = torch.int32 if dtype == torch.float32 else torch.int16
+    info, shape = torch.iinfo(width), (2, BLOCKS, KV_HEADS, block_size, head_size)
+    rows = torch.randint(info.min, info.max, shape, dtype=width).view(dtype)
     cache = torch.zeros(BLOCKS, KV_HEADS, block_size, 2 * head_size, dtype=dtype)
     halves = cache.view(BLOCKS, KV_HEADS, 2 * block_size, head_size).chunk(2, dim=2)
     by_slot = rows.transpose(2, 3).flatten(1, 2)

@@ -18,15 +18,12 @@ PLAIN = ModelRunnerOutput(["a"], {"a": 0}, [[7]])
 DRAFTED = DraftedOutput(**vars(PLAIN), drafts=DRAFTS)
 
 
-@pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch) -> TreeExecutor:
+def test_drafts_come_with_the_output_that_has_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("execute_model", "sample_tokens"):
         monkeypatch.setattr(MultiprocExecutor, name, lambda self, output, **kwargs: output)
     monkeypatch.delattr(MultiprocExecutor, "take_draft_token_ids", raising=False)
-    return object.__new__(TreeExecutor)
+    executor = object.__new__(TreeExecutor)
 
-
-def test_drafts_come_with_the_output_that_has_samples(executor: TreeExecutor) -> None:
     def execute(output: Any) -> Any:
         made: Future[Any] = Future()
         made.set_result(output)

@@ -29,13 +29,6 @@ def random_rows(layers: int) -> Tensor:
     return torch.randn(2, layers, BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_SIZE)
 
 
-def move_slots(rows: Tensor, source: list[int], destination: list[int]) -> Tensor:
-    """A copy of rows like `random_rows`, with some of its slots' copied to others."""
-    by_slot = rows.transpose(3, 4).flatten(2, 3).clone()
-    by_slot[:, :, destination] = by_slot[:, :, source]
-    return by_slot.view(2, -1, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE).transpose(3, 4)
-
-
 @st.composite
 def accepted_paths(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     """Paths (node 0, then growing node numbers) and disjoint first rows."""
@@ -90,7 +83,10 @@ def test_compaction_equals_a_naive_copy(
             if node >= 0:
                 read.append(slot_of[first + node])
                 written.append(slot_of[first + depth])
-    assert torch.equal(caches, lay_out(order, move_slots(rows, read, written)))
+    by_slot = rows.transpose(3, 4).flatten(2, 3).clone()
+    by_slot[:, :, written] = by_slot[:, :, read]
+    moved = by_slot.view(2, -1, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE).transpose(3, 4)
+    assert torch.equal(caches, lay_out(order, moved))
 
 
 def test_evenly_spaced_layers_of_one_allocation_are_one_stack() -> None:

@@ -28,7 +28,7 @@ from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.families.quantised import require_kernel
 from redrafter_testing.oracles import oracle as oracles
 from redrafter_testing.requests import few_tokens, workloads
-from redrafter_testing.requests.answers import assert_same, tokens_of
+from redrafter_testing.requests.answers import assert_same, single_tokens_of
 from redrafter_testing.requests.few_tokens import Answers
 from redrafter_testing.requests.workloads import Plain
 from vllm_redrafter.budget.planner import BatchPlanner
@@ -87,17 +87,13 @@ def planner(request: pytest.FixtureRequest, oracle: Engine) -> Iterator[type[Bat
     oracle.rpc(force, AlwaysDrafts)
 
 
-@pytest.fixture
-def greedy(plain: Plain) -> list[list[list[int]]]:
-    return [[tokens[:128] for tokens in answer] for answer in tokens_of(plain["greedy"])]
-
-
 def test_greedy_with_chunks_prefix_caching_and_preemption(
-    planner: type[BatchPlanner] | None, oracle: Engine, greedy: list[list[list[int]]]
+    planner: type[BatchPlanner] | None, oracle: Engine, plain: Plain
 ) -> None:
     names = "vllm:num_preemptions", "vllm:prefix_cache_hits"
     before = [*map(oracle.counter, names)]
-    assert tokens_of(oracle.run(GREEDY)) == greedy
+    expected = [tokens[:128] for tokens in single_tokens_of(plain["greedy"])]
+    assert oracle.tokens(GREEDY) == expected
     assert all(now > then for now, then in zip(map(oracle.counter, names), before, strict=True))
     (stats,) = oracle.rpc("redrafter_stats")
     if planner is NeverDrafts:
@@ -135,9 +131,9 @@ def test_max_model_len_reached_in_the_middle_of_a_tree(oracle: Engine, plain: Pl
     padding = [7] * (512 - 20 - len(known))
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     load = workloads.Workload([padding + known], [params])
-    first = tokens_of(oracle.run(load))
-    assert len(first[0][0]) == 20
-    assert first == tokens_of(oracle.run(load))
+    first = oracle.tokens(load)
+    assert len(first[0]) == 20
+    assert first == oracle.tokens(load)
 
 
 # Features, on a target of so few tokens that a random drafter is often right

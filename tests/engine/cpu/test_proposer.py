@@ -22,25 +22,20 @@ from vllm_redrafter.tree.token_tree import TokenTree
 R, V, H = 5, 40, 8
 
 
-@pytest.fixture
-def proposer(tmp_path: Path) -> TreeProposer:
+def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that CONTRIBUTING's recipe adds: here, the first two levels."""
     torch.manual_seed(0)
     save_drafter(RecurrentHead(RecurrentConfig(V, H, exit_dim=H)), tmp_path)
     settings = {"model": str(tmp_path), "num_speculative_tokens": 12, "beam_width": 4}
-    made = TreeProposer(
+    proposer = TreeProposer(
         SimpleNamespace(  # type: ignore[arg-type]
             additional_config={"redrafter": {**settings, "beam_length": 5, "tree": "explored"}},
             model_config=SimpleNamespace(dtype=torch.float32),
         )
     )
-    made.load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(V, H)}))
-    return made
-
-
-def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
-    proposer: TreeProposer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that CONTRIBUTING's recipe adds: here, the first two levels."""
+    proposer.load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(V, H)}))
 
     def shallow(explored: ExploredNodes, tree: TreeKind) -> Tensor:
         level = torch.arange(explored.log_probs.shape[1])[:, None]

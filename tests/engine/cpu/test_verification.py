@@ -11,10 +11,6 @@ from vllm_redrafter.tree.token_tree import TokenTree
 SLOTS = 9
 
 
-def drafted_trees(seed: int, requests: int) -> TokenTree:
-    return token_trees([bushy(SLOTS, seed + r) for r in range(requests)], SLOTS)
-
-
 def arranged(
     drafted: TokenTree, num_drafted: list[int], prompts: list[int], input_ids: torch.Tensor
 ) -> tuple[VerificationStep, torch.Tensor]:
@@ -33,7 +29,7 @@ def arranged(
 def test_each_request_has_the_scheduled_prefix_of_its_tree(seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     requests = 1 + seed % 6
-    drafted = drafted_trees(seed, requests)
+    drafted = token_trees([bushy(SLOTS, seed + r) for r in range(requests)], SLOTS)
     num_drafted = torch.randint(0, SLOTS, (requests,), generator=random).tolist()
     num_drafted[seed % requests] = 3
     prompts = torch.randint(0, 4, (requests,), generator=random).tolist()

@@ -95,18 +95,13 @@ class Requests:
         return float(tokens.sum())
 
 
-def survival_of(sampled: bool) -> np.ndarray:
-    """[L, W], such that 4x5:12 yields 2.3 tokens sampled and 4.5 greedy."""
-    first, decay, ranks = (
-        (0.47, 0.55, (1, 0.33, 0.16, 0.09)) if sampled else (0.85, 0.9, (1, 0.1, 0.05, 0.03))
-    )
-    return first * decay ** np.arange(LENGTHS[-1])[:, None] * np.array(ranks)
-
-
 def drafted(count: int, shape: tuple[int, int], sampled: bool, random: Any) -> tuple[Any, Any]:
     """[R, K] each: the nodes' probabilities, descending, and their depths; 0 beyond the last."""
     width, length = shape
-    nodes = survival_of(sampled)[:length, :width].ravel()
+    # Such that 4x5:12 yields 2.3 tokens sampled and 4.5 greedy.
+    first, decay = (0.47, 0.55) if sampled else (0.85, 0.9)
+    ranks = (1, 0.33, 0.16, 0.09) if sampled else (1, 0.1, 0.05, 0.03)
+    nodes = (first * decay ** np.arange(length)[:, None] * np.array(ranks[:width])).ravel()
     depths = np.repeat(np.arange(1, length + 1), width)
     # Texts differ in how easy they are.
     easy = random.uniform(0.6, 1.4, (count, 1)) ** depths
@@ -146,23 +141,17 @@ def fixed(count: int, sampled: bool, shape: tuple[int, int] | None, steps: int) 
     return tokens / clock.now
 
 
-def made_budget(patch: pytest.MonkeyPatch, count: int, sampled: bool, clock: Clock) -> TreeBudget:
-    sizes = count, K, MAX_ROWS, LENGTHS
-    made: TreeBudget = host_budget(patch, budget_module, lambda: clock.now, *sizes)
-    torch.cuda.Event.return_value.synchronize = clock.wait  # type: ignore[attr-defined]
-    made.samples[:] = sampled
-    batches = range(count + 1)
-    made.model.draft_costs = [np.array([draft_ms(n, each) for n in batches]) for each in LENGTHS]
-    made.model.verify_costs = PASS
-    return made
-
-
 def adaptive(
     patch: pytest.MonkeyPatch, count: int, sampled: bool, steps: int
 ) -> list[tuple[float, float]]:
     """Tokens and ms of each step of an engine with this budget."""
-    clock, requests = Clock(), Requests(count)
-    budget = made_budget(patch, count, sampled, clock)
+    clock, requests, sizes = Clock(), Requests(count), (count, K, MAX_ROWS, LENGTHS)
+    budget: TreeBudget = host_budget(patch, budget_module, lambda: clock.now, *sizes)
+    torch.cuda.Event.return_value.synchronize = clock.wait  # type: ignore[attr-defined]
+    budget.samples[:] = sampled
+    batches = range(count + 1)
+    budget.model.draft_costs = [np.array([draft_ms(n, each) for n in batches]) for each in LENGTHS]
+    budget.model.verify_costs = PASS
     random = np.random.default_rng(1)
     probable, depths = np.zeros((count, K)), np.zeros((count, K), dtype=np.int32)
     done, judged = [], []

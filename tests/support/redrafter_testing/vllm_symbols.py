@@ -11,7 +11,6 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import vllm_redrafter
@@ -132,13 +131,6 @@ def unjudged(record: Record) -> list[str]:
     """The differences and missing symbols that no reason is given for."""
     reasons = [*record.differences.items(), *record.absent.items()]
     return sorted({name for name, reason in reasons if not reason.strip()})
-
-
-def installed_root() -> Path:
-    """The folder that has the installed vLLM's package."""
-    spec = find_spec("vllm")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parents[1]
 
 
 def numbers(version: str) -> list[int]:

@@ -3,17 +3,14 @@
 
 import os
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from redrafter_testing import process_trees
 
@@ -44,22 +41,20 @@ def started(
     address = f"http://127.0.0.1:{port}"
     python = [sys.executable, "-P", *command]
     with process_trees.started([*python, *place], env=variables, **more) as process:
-        wait_until_ready(process, f"{address}/health")
+        deadline = time.monotonic() + 240
+        while not _answers(f"{address}/health"):
+            assert process.poll() is None, "the server stopped while starting"
+            assert time.monotonic() < deadline, "the server did not get ready"
+            time.sleep(1)
         yield address
         process.terminate()
         process.wait(timeout=60)
 
 
-def wait_until_ready(process: subprocess.Popen[str], url: str) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server stopped while starting"
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    pytest.fail("the server did not get ready")
+def _answers(url: str) -> bool:
+    with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
 
 
 def counter(address: str, name: str) -> float:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, MistralConfig
 
-NUM_TOKENS = 24
-"""Of the language: `families.family.VOCAB`, so that prompts have no others."""
+from redrafter_testing.models.families.family import SIZES, VOCAB
 
 VOCAB_SIZE = 64
 """vLLM takes multiples of 64 in a packed output layer."""
@@ -27,22 +26,8 @@ def make_decisive_target(folder: Path) -> Path:
 @cache
 def _mistral() -> Any:
     """Three seconds on one core."""
-    return trained(
-        MistralConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=64,
-            sliding_window=8,
-            max_position_embeddings=512,
-            initializer_range=0.1,
-            bos_token_id=0,
-            eos_token_id=1,
-        )
-    )
+    sizes = {**SIZES, "vocab_size": VOCAB_SIZE, "initializer_range": 0.1}
+    return trained(MistralConfig(**sizes, sliding_window=8))
 
 
 def trained(config: Any) -> Any:
@@ -50,22 +35,18 @@ def trained(config: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(21)
         # The token before the last counts by its remainder alone: that is learned quickly.
-        following = torch.randint(2, NUM_TOKENS, (4, NUM_TOKENS)).repeat(NUM_TOKENS // 4, 1)
+        following = torch.randint(2, VOCAB, (4, VOCAB)).repeat(VOCAB // 4, 1)
         model = AutoModelForCausalLM.from_config(config).float()
         optimizer = torch.optim.Adam(model.parameters())
         rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=_STEPS)
         for _ in range(_STEPS):
-            tokens = torch.randint(NUM_TOKENS, (_ROWS, _LENGTH))
+            tokens = torch.randint(VOCAB, (_ROWS, _LENGTH))
             optimizer.zero_grad()
-            _loss(model, tokens, following).backward()  # type: ignore[no-untyped-call]
+            logits = model(input_ids=tokens).logits[:, 1:].flatten(0, 1)
+            wanted = following[tokens[:, :-1], tokens[:, 1:]].flatten()
+            nn.functional.cross_entropy(logits, wanted).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             rate.step()
     # Logits are that much larger: what is sampled at a temperature is as sure.
     model.model.norm.weight.data *= 4
     return model
-
-
-def _loss(model: Any, tokens: Tensor, following: Tensor) -> Tensor:
-    logits = model(input_ids=tokens).logits[:, 1:]
-    wanted = following[tokens[:, :-1], tokens[:, 1:]]
-    return nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())

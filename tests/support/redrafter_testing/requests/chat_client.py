@@ -2,7 +2,6 @@
 """Chat requests to an OpenAI-compatible server, and what came of them."""
 
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
@@ -22,12 +21,3 @@ def answer(address: str, messages: Sequence[Any], **more: Any) -> dict[str, Any]
     with urllib.request.urlopen(request, timeout=60) as response:
         found = json.load(response)
     return {key: found[key] for key in ("choices", "usage")}
-
-
-def refusal(address: str, messages: Sequence[Any], **more: Any) -> str:
-    """Why a request was refused."""
-    try:
-        answer(address, messages, **more)
-    except urllib.error.HTTPError as error:
-        return str(json.load(error)["error"])
-    raise AssertionError("the request was accepted")
