@@ -21,6 +21,8 @@ from redrafter_testing.requests import few_tokens, workloads
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import hidden_states, load_target
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(scope="module")
 def graphs(few_tokens_target: Path, few_tokens_fused_drafter: Path) -> Iterator[Engine]:
@@ -49,7 +51,6 @@ def answers_and_accepted(llm: Engine, sampling: str) -> tuple[list[list[int]], f
     return answers, llm.accepted() - before
 
 
-@pytest.mark.engine
 def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
     graphs: Engine, few_tokens_plain: dict[str, list[list[int]]]
 ) -> None:
@@ -73,21 +74,18 @@ def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
     assert called["prompts"] > 20
 
 
-@pytest.mark.engine
 def test_a_draft_of_4_beams_and_5_tokens_is_38_launches(graphs: Engine) -> None:
     ((launches, reads_table, same),) = graphs.rpc(recorded_graphs.draft_on_kernels)
     assert launches == 38
     assert reads_table and same
 
 
-@pytest.mark.engine
 def test_the_memory_profile_has_all_nodes_logits_and_leaves_no_cache(graphs: Engine) -> None:
     """8 requests of 4 nodes and the root, where 4 of 8 nodes are fewer; then vLLM's 8 rows."""
     (profiled,) = graphs.rpc(recorded_graphs.what_was_profiled)
     assert profiled == {"logits": [40, 8], "freed": [True, True]}
 
 
-@pytest.mark.engine
 def test_drafts_start_from_the_states_that_transformers_computes(
     graphs: Engine, few_tokens_target: Path
 ) -> None:

@@ -12,7 +12,7 @@ ENVIRONMENT = {**forked_engine.ENVIRONMENT, "TORCH_COMPILE_DISABLE": "0"}  # for
 
 SETTINGS = {"max_num_seqs": 16, "block_size": 32}
 
-SERVER = ForkServer("redrafter_testing.engines.imported_by_cpu_engines", ENVIRONMENT)
+SERVER = ForkServer(ENVIRONMENT)
 
 
 def cpu_engine(

@@ -46,15 +46,15 @@ def setups_in(setup: Setup) -> Sequence[Callable[[], object]]:
 
 
 class ForkServer:
-    """Forks off processes that have imported a module already, which must start no thread.
+    """Forks off processes that have imported `imported_by_engines` already.
 
     multiprocessing has one per process; tests need two: Triton's interpreter is chosen on import.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._server = multiprocessing.forkserver.ForkServer()
-        self._server.set_forkserver_preload([module])
+        self._server.set_forkserver_preload(["redrafter_testing.engines.imported_by_engines"])
 
     def start(self, function: Callable[..., None], args: tuple[Any, ...]) -> Any:
         """The process that calls `function(*args)`; the first call waits for the import."""

@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 SETTINGS = {"max_num_seqs": 8, "block_size": 32, "max_model_len": 256}
 
-SERVER = ForkServer("redrafter_testing.engines.imported_by_interpreted_engines", ENVIRONMENT)
+SERVER = ForkServer(ENVIRONMENT)
 
 
 def interpreted_engine(
