@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redrafter_testing.gpu.tree_attention_launch import attend
+from redrafter_testing.algorithm.tree_batches import chain
+from redrafter_testing.gpu.tree_attention_launch import Launch, Shape, attend
 from vllm_redrafter.tree.context_matches import MATCH_CLASSES
 from vllm_redrafter.triton_kernels.accept_path import AcceptedPaths, SampledRows, accept_path
 from vllm_redrafter.triton_kernels.admit_nodes import admit_nodes
@@ -61,27 +62,16 @@ class Attention:
 
     def __call__(self) -> None:
         """As engine/cuda/attention.py: K and V are halves of one row of 2 x head_dim."""
-        query_dtype, cache_dtype = DTYPES[self.dtype]
-        kv_heads, blocks = 2, -(-(CONTEXT + self.nodes) // self.block_size)
-        row = torch.zeros(blocks, kv_heads, self.block_size, 2 * self.head_dim, dtype=cache_dtype)
-        key_cache, value_cache = row.transpose(1, 2).split(self.head_dim, dim=-1)
-        heads = kv_heads * self.group
-        query = torch.zeros(self.nodes, heads, self.head_dim, dtype=query_dtype)
+        sizes = self.head_dim, 2, self.group, self.block_size, *DTYPES[self.dtype]
+        trees = [(CONTEXT, chain(self.nodes))]
+        launch = Launch(torch.device("cpu"), trees, Shape(*sizes, "side by side"))
         attend(
-            query=query,
-            key_cache=key_cache,
-            value_cache=value_cache,
-            out=torch.empty_like(query),
-            block_table=integers(1, blocks),
-            context_lens=integers(1),
-            query_start_loc=integers(2),
-            ancestors=integers(1, self.nodes, -(-self.nodes // 32)),
-            max_nodes=self.nodes,
-            max_context_len=CONTEXT,
-            depths=integers(1, self.nodes),
+            **launch.arguments(),
+            out=torch.empty_like(launch.query),
+            depths=launch.depths,
             sliding_window=1024 if self.window else 0,
             soft_cap=30.0 if self.cap else 0.0,
-            sinks=torch.zeros(heads, dtype=query_dtype) if self.sinks else None,
+            sinks=launch.sinks if self.sinks else None,
             num_parts=self.parts,
         )
 
