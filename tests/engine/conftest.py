@@ -2,6 +2,7 @@
 """Targets and drafters for the tests of engine/, and what vLLM answers without speculation."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,12 @@ from redrafter_testing.requests.workloads import Plain
 from redrafter_testing.shared_results import shared_result
 
 FEW_TOKENS = few_tokens.VOCAB, few_tokens.HIDDEN
+
+
+@pytest.fixture(scope="module", params=[cpu_engine, interpreted_engine], ids=["cpu", "v2"])
+def start(request: pytest.FixtureRequest) -> Any:
+    """How an engine of either kind is started."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import pytest
 
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import Engine
-from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.engines.layers_of_other_backends import chunked_attention
 from redrafter_testing.models.families.without_trees import (
     CHAINS_ALONE,
@@ -25,23 +24,19 @@ from redrafter_testing.requests import few_tokens
 
 pytestmark = pytest.mark.engine
 
-Plain = tuple[Any, Engine]
 
-
-@pytest.fixture(scope="module", params=[cpu_engine, interpreted_engine], ids=["cpu", "v2"])
-def plain(request: pytest.FixtureRequest, few_tokens_target: Path) -> Iterator[Plain]:
-    """How an engine is started, and one without speculation, all of whose layers see chunks."""
-    start = request.param
+@pytest.fixture(scope="module")
+def undrafted(start: Any, few_tokens_target: Path) -> Iterator[Engine]:
+    """Without speculation; all layers see chunks."""
     with start(few_tokens_target, setup=chunked_attention) as llm:
-        yield start, llm
+        yield llm
 
 
-def test_before_any_process_starts(plain: Plain, tmp_path: Path) -> None:
-    start, llm = plain
+def test_before_any_process_starts(start: Any, undrafted: Engine, tmp_path: Path) -> None:
     families = (*CHAINS_ALONE, *REFUSED)
     targets = [family.make(tmp_path / family.architecture) for family in families]
     drafter = make_drafter(tmp_path / "drafter", VOCAB, HIDDEN)
-    said = llm.call(start_messages, targets, drafter)
+    said = undrafted.call(start_messages, targets, drafter)
     for family, message in zip(families, said, strict=True):
         expected = f"^ReDrafter verifies chains on this target: {family.message}"
         refused = family.message if family in REFUSED else None
@@ -53,10 +48,9 @@ def test_before_any_process_starts(plain: Plain, tmp_path: Path) -> None:
 
 
 def test_layers_of_the_loaded_target_that_read_no_trees_get_chains(
-    plain: Plain, few_tokens_target: Path, few_tokens_drafter: Path
+    start: Any, undrafted: Engine, few_tokens_target: Path, few_tokens_drafter: Path
 ) -> None:
     """Chunked attention's backend is derived from ours."""
-    start, undrafted = plain
     speculative = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
     asked = few_tokens.requests("greedy", count=4)
     with start(

@@ -11,7 +11,6 @@ import torch
 
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import Engine, answers_between_swaps
-from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.models.checkpoints import edit_tensors
 from redrafter_testing.models.tiny_models import make_drafter, make_reciting
 from redrafter_testing.models.training_data import answered
@@ -50,14 +49,11 @@ def served(few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return Served(asked, plain, better, worse)
 
 
-@pytest.fixture(scope="module", params=[cpu_engine, interpreted_engine])
-def llm(
-    request: pytest.FixtureRequest, few_tokens_target: Path, served: Served
-) -> Iterator[Engine]:
+@pytest.fixture(scope="module")
+def llm(start: Any, few_tokens_target: Path, served: Served) -> Iterator[Engine]:
     shape = {"num_speculative_tokens": 8, "context_matches": 0, "adaptive": False}
-    with request.param(
-        few_tokens_target, speculative_config={"model": str(served.better), **shape}
-    ) as llm:
+    config = {"model": str(served.better), **shape}
+    with start(few_tokens_target, speculative_config=config) as llm:
         yield llm
 
 

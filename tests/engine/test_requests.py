@@ -21,7 +21,7 @@ from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import Engine, answers_by_priority, answers_in_sessions
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.requests import few_tokens
-from redrafter_testing.requests.answers import assert_same, single_tokens_of, tokens_of
+from redrafter_testing.requests.answers import assert_same, single_tokens_of
 from redrafter_testing.requests.few_tokens import Answers
 from redrafter_testing.requests.workloads import Workload
 
@@ -74,46 +74,40 @@ class Plain(NamedTuple):
     """To each kind of ASKED."""
 
 
-@pytest.fixture(scope="module", params=[cpu_engine, interpreted_engine], ids=["cpu", "v2"])
-def engine_and_plain(
-    request: pytest.FixtureRequest, few_tokens_target: Path, few_tokens_drafter: Path
-) -> Iterator[tuple[Engine, Plain]]:
-    """An engine that drafts, with a KV cache too small, and the answers of one that does not."""
-    arguments: dict[str, Any] = {"max_logprobs": -1}
-    arguments |= {"max_model_len": 256, "max_num_seqs": 8}
-    with request.param(few_tokens_target, **arguments) as llm:
-        alone = [llm.run(asked(kind))[0] for kind in range(len(ASKED))]
-        plain = Plain(llm.call(answers_in_sessions, *sessions()), alone)
-    with request.param(
-        few_tokens_target,
-        speculative_config={
-            "model": str(few_tokens_drafter),
-            "num_speculative_tokens": 8,
-            "adaptive": False,
-        },
-        scheduling_policy="priority",
-        num_gpu_blocks_override=12,
-        **arguments,
-    ) as llm:
-        yield llm, plain
+ARGUMENTS: dict[str, Any] = {"max_logprobs": -1, "max_model_len": 256, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def undrafted(start: Any, few_tokens_target: Path) -> Plain:
+    with start(few_tokens_target, **ARGUMENTS) as plain:
+        alone = [plain.run(asked(kind))[0] for kind in range(len(ASKED))]
+        return Plain(plain.call(answers_in_sessions, *sessions()), alone)
+
+
+@pytest.fixture(scope="module")
+def llm(start: Any, few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Engine]:
+    """It drafts, with a KV cache too small."""
+    config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8, "adaptive": False}
+    arguments = {**ARGUMENTS, "scheduling_policy": "priority", "num_gpu_blocks_override": 12}
+    with start(few_tokens_target, speculative_config=config, **arguments) as drafting:
+        yield drafting
 
 
 def test_a_request_gets_the_logprobs_that_plain_vllm_gives_it_alone(
-    engine_and_plain: tuple[Engine, Plain],
+    llm: Engine, undrafted: Plain
 ) -> None:
-    llm, plain = engine_and_plain
     llm.rpc("reset_redrafter_stats")
     for kinds in combinations_with_replacement(range(len(ASKED)), 2):
-        assert_same(llm.run(asked(*kinds)), [plain.alone[kind] for kind in kinds], map(str, kinds))
+        expected = [undrafted.alone[kind] for kind in kinds]
+        assert_same(llm.run(asked(*kinds)), expected, map(str, kinds))
     (stats,) = llm.rpc("redrafter_stats")
     assert stats["sampled_tokens"] > stats["verifications"] + 20, "little was accepted"
 
 
 @pytest.mark.parametrize("limits", [[0] * 4, [2] * 4, [0, 1, 5, 8]], ids=str)
 def test_no_request_has_more_nodes_verified_than_it_asks_for(
-    limits: list[int], engine_and_plain: tuple[Engine, Plain], few_tokens_plain: Answers
+    limits: list[int], llm: Engine, few_tokens_plain: Answers
 ) -> None:
-    llm, _ = engine_and_plain
     load = few_tokens.requests("greedy", count=4)
     for params, nodes in zip(load.params, limits, strict=True):
         params.extra_args = {"redrafter": {"spec_tokens": nodes}}
@@ -126,20 +120,17 @@ def test_no_request_has_more_nodes_verified_than_it_asks_for(
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_a_prompt_that_is_cached_but_for_one_token_is_no_draft(
-    name: str, engine_and_plain: tuple[Engine, Plain]
-) -> None:
+def test_a_prompt_that_is_cached_but_for_one_token_is_no_draft(name: str, llm: Engine) -> None:
     """vLLM pads its first step to a verification, of which there is nothing to verify."""
-    llm, _ = engine_and_plain
     # One block of 32 tokens and one token more; another text for each case.
     prompt = [(token * (5 + len(name))) % few_tokens.VOCAB for token in range(33)]
     load = Workload([prompt], [SamplingParams(max_tokens=40, ignore_eos=True, **CACHED[name])])
-    whole = tokens_of(llm.run(load))
+    whole = llm.tokens(load)
     cached = llm.counter("vllm:prefix_cache_hits")
     names = [f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens")]
     before = [*map(llm.counter, names)]
     llm.rpc("reset_redrafter_stats")
-    assert tokens_of(llm.run(load)) == whole
+    assert llm.tokens(load) == whole
     assert llm.counter("vllm:prefix_cache_hits") == cached + 32
     (stats,) = llm.rpc("redrafter_stats")
     counted = [now - then for now, then in zip(map(llm.counter, names), before, strict=True)]
@@ -148,19 +139,15 @@ def test_a_prompt_that_is_cached_but_for_one_token_is_no_draft(
 
 
 def test_answers_in_sessions_while_requests_beside_are_drafted_for(
-    engine_and_plain: tuple[Engine, Plain],
+    llm: Engine, undrafted: Plain
 ) -> None:
-    llm, plain = engine_and_plain
     before = llm.accepted()
-    assert llm.call(answers_in_sessions, *sessions()) == plain.in_sessions
+    assert llm.call(answers_in_sessions, *sessions()) == undrafted.in_sessions
     assert llm.accepted() > before
-    assert [len(answer) for answer in plain.in_sessions[0]] == [PIECES * TOKENS] * 4
+    assert [len(answer) for answer in undrafted.in_sessions[0]] == [PIECES * TOKENS] * 4
 
 
-def test_answers_by_priority(
-    engine_and_plain: tuple[Engine, Plain], few_tokens_plain: Answers
-) -> None:
-    llm, _ = engine_and_plain
+def test_answers_by_priority(llm: Engine, few_tokens_plain: Answers) -> None:
     before = llm.accepted()
     answers = llm.call(answers_by_priority, few_tokens.requests("greedy"))
     assert single_tokens_of(answers) == few_tokens_plain["greedy"]
@@ -168,18 +155,13 @@ def test_answers_by_priority(
     assert llm.accepted() > before
 
 
-@pytest.mark.parametrize(
-    ("start", "record", "embedding"),
-    [
-        (cpu_engine, searched_texts.record_on_cpu, few_tokens.VOCAB),
-        (interpreted_engine, searched_texts.record_on_v2, 0),
-    ],
-    ids=["cpu", "v2"],
-)
 def test_rows_of_tokens_embeddings_preempted_and_aborted_requests_hold_their_own_text(
-    start: Any, record: Any, embedding: int, few_tokens_target: Path
+    start: Any, few_tokens_target: Path
 ) -> None:
-    """`embedding` stands in a text for one."""
+    record, stands_for_embedding = {
+        cpu_engine: (searched_texts.record_on_cpu, few_tokens.VOCAB),
+        interpreted_engine: (searched_texts.record_on_v2, 0),
+    }[start]
     with start(
         few_tokens_target,
         enable_prompt_embeds=True,
@@ -195,7 +177,7 @@ def test_rows_of_tokens_embeddings_preempted_and_aborted_requests_hold_their_own
     kinds = set()
     for request, text in searched:
         prompt, output = answers[request.split("-")[0]]
-        own = [embedding] * prompt if isinstance(prompt, int) else prompt
+        own = [stands_for_embedding] * prompt if isinstance(prompt, int) else prompt
         whole = own + output
         assert text[: len(whole)] == whole[: len(text)]
         kinds.add((type(prompt), len(text) > len(own)))
