@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 from redrafter_testing.engines import server
-from redrafter_testing.engines.fake_chat import FakeClient, Typed, chunk, gone, refused
+from redrafter_testing.engines.fake_chat import FakeClient, Typed, chunk
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.chat.conversation import Conversation, chat
 from vllm_redrafter.utils.errors import ConfigError
+
+SENT = httpx.Request("POST", "http://server")
 
 
 @pytest.mark.engine
@@ -82,7 +86,9 @@ def test_ctrl_c_ends_the_answer_and_what_was_said_counts() -> None:
 
 
 def test_a_refused_message_is_said_and_not_remembered() -> None:
-    answers = [refused("the prompt is too long"), [["name"]]]
+    response = httpx.Response(400, request=SENT)
+    refused = openai.BadRequestError("the prompt is too long", response=response, body=None)
+    answers = [refused, [["name"]]]
     client, shown = talk(answers, "hello", "value \ud83d", "again")
     assert "refused: the prompt is too long" in shown
     assert r"refused: '\ud83d' is half of a character" in shown
@@ -91,4 +97,4 @@ def test_a_refused_message_is_said_and_not_remembered() -> None:
 
 def test_a_server_that_is_gone_ends_the_chat() -> None:
     with pytest.raises(ConfigError, match="the server does not answer any more"):
-        talk([gone()], "hello")
+        talk([openai.APIConnectionError(request=SENT)], "hello")

@@ -10,21 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
-from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.registry import NAMES, new_head
 from vllm_redrafter.tree.beam_search import beam_search
 
 V, H, R, LAYERS = 11, 6, 3, (1, 3, 4)
-
-
-def pair(name: str) -> tuple[DraftHead, DraftHead]:
-    """A fused head as it begins, and the plain one of the same seed."""
-    heads = []
-    for layers in (LAYERS, ()):
-        torch.manual_seed(0)
-        head = new_head(name, V, H, target_layers=layers).eval()
-        heads.append(head.double().requires_grad_(False))
-    return heads[0], heads[1]
 
 
 def made(weight: Tensor, bias: Tensor | None) -> Any:
@@ -33,7 +22,12 @@ def made(weight: Tensor, bias: Tensor | None) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_plain_head_on_the_fused_state(name: str) -> None:
-    head, plain = pair(name)
+    heads = []
+    for fused in (LAYERS, ()):
+        torch.manual_seed(0)
+        new = new_head(name, V, H, target_layers=fused).eval()
+        heads.append(new.double().requires_grad_(False))
+    head, plain = heads
     assert head.fuse is not None
     torch.nn.init.normal_(head.fuse.weight)
     layers = [10**i * torch.randn(R, H, dtype=torch.float64) for i in range(len(LAYERS))]

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
-import openai
 from rich.console import Console
 
 
@@ -70,12 +68,3 @@ class Typed(Console):
     def shown(self) -> str:
         assert isinstance(self.file, io.StringIO)
         return self.file.getvalue()
-
-
-def refused(message: str) -> openai.BadRequestError:
-    response = httpx.Response(400, request=httpx.Request("POST", "http://server"))
-    return openai.BadRequestError(message, response=response, body=None)
-
-
-def gone() -> openai.APIConnectionError:
-    return openai.APIConnectionError(request=httpx.Request("POST", "http://server"))
