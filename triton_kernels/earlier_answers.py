@@ -6,7 +6,7 @@ The store is a ring of C places; place p is at index p mod C. Before each answer
 whose partition and three tokens have the same hash. A search follows the links from the newest
 place of a text's last three tokens, at most PLACES of them and the few of other tokens, whatever N
 and C: it reads them one after the other, and compares all tokens of a match at once. The best paths
-of own text and earlier answers are kept. `tree/earlier_answers.py` is the reference.
+of own text and earlier answers are kept. The host's form is `drafting/earlier_answers.py`.
 
 One program enters all answers, a tile at a time, so that links are always in the places' order.
 """

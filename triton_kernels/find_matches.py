@@ -9,8 +9,8 @@ and the M paths follow the places of the highest rank (length, p), each with ano
 t[p + 1]. The first path is compared with what follows the place of the next lower rank, whatever
 its next token. The first launch ranks a tile of the text per program, and keeps its M best places
 with different next tokens, and its second best: those of the whole text are among these. The second
-launch takes the best of all tiles, and reads what follows them. `tree/context_matches.py` is the
-reference.
+launch takes the best of all tiles, and reads what follows them. The host's form is
+`drafting/own_matches.py`.
 
 Each token of a text is read from memory once: 4 bytes of each request's tokens, whatever M and D.
 Tiles behind a text's end return at once.

@@ -9,8 +9,8 @@ its match and depth, the joined nodes' scores are, level by level,
     s'(node) = s'(q) + max(s(node) - s(q), log P),
 
 where a node that is not of the search has no first term, and one on no path no second: it is as
-probable, given its parent, as the more confident says. `joined` and `with_matches` of
-`tree/context_matches.py` are the reference.
+probable, given its parent, as the more confident says. The host's forms are `joined_nodes` of
+`drafting/joining.py` and `joint_scores` of `tree/context_matches.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of answers, against comparing every place of them."""
+"""The store of answers, against looking at one place of them at a time."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -7,22 +9,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redrafter_testing.algorithm.earlier_answers import ANSWERS, TEXTS, found_earlier
+from redrafter_testing.algorithm.earlier_answers import (
+    ANSWERS,
+    TEXTS,
+    Given,
+    slow_earlier,
+    slow_merged,
+)
 from vllm_redrafter.drafting.acceptance_model import MatchAcceptance
-from vllm_redrafter.drafting.earlier_answers import AnswerStore, Partitions
+from vllm_redrafter.drafting.earlier_answers import AnswerStore
 from vllm_redrafter.tree.context_matches import LENGTH_CLASSES, MATCH_CLASSES, ContextMatches
-from vllm_redrafter.tree.earlier_answers import entered, merged
 
 DEPTH, VOCAB_SIZE = 6, 3
-Given = tuple[list[int], int]
 
 
 def with_earlier(
-    store: AnswerStore, own: ContextMatches, texts: list[Given], probabilities: torch.Tensor
+    store: AnswerStore, own: ContextMatches, texts: Sequence[Given], probabilities: torch.Tensor
 ) -> ContextMatches:
     """Every other request samples; rows of the table are in another order."""
-    size = max(len(text) for text, _ in texts)
-    table = np.array([text + [0] * (size - len(text)) for text, _ in texts], dtype=np.int32)
+    size = max(len(text) for text, _ in texts) + 20
+    # What stands behind a text is of other requests, and looks like a continuation.
+    table = np.array([[*text, *[*text] * size][:size] for text, _ in texts], dtype=np.int32)
     rows, num_tokens = np.arange(len(texts))[::-1], np.array([len(text) for text, _ in texts])
     of = np.array([partition for _, partition in texts]), np.arange(len(texts)) % 2 > 0
     return store.with_earlier(own, (table[::-1], rows, num_tokens), *of, probabilities.numpy())
@@ -50,7 +57,6 @@ def test_what_is_drafted_is_the_best_of_own_paths_and_of_those_of_the_newest_ans
     # Learned ones are in no order.
     random = torch.Generator().manual_seed(seed)
     probabilities = probabilities[:, torch.randperm(probabilities.shape[1], generator=random)]
-    sampled = torch.arange(len(texts)) % 2
     for upto in range(len(answers) + 1):
         if upto:
             store.enter(np.array(answers[upto - 1][0], dtype=np.int32), answers[upto - 1][1])
@@ -60,16 +66,33 @@ def test_what_is_drafted_is_the_best_of_own_paths_and_of_those_of_the_newest_ans
             torch.randint(0, 6, (len(texts), num_paths, 1), generator=random).repeat(1, 1, DEPTH),
         )
         found = with_earlier(store, own, texts, probabilities)
-        kept = entered(answers[:upto], most_answers, places)
-        earlier = found_earlier(kept, texts, (num_paths, DEPTH), VOCAB_SIZE)
-        expected = merged(own, earlier, probabilities[sampled])
-        assert found.classes.tolist() == expected.classes.tolist()
-        assert found.tokens.tolist() == expected.tokens.tolist()
+        given = answers[:upto], (most_answers, places)
+        for r, text in enumerate(texts):
+            earlier = slow_earlier(*given, text, (num_paths, DEPTH), VOCAB_SIZE)
+            of_own = own.tokens[r].tolist(), own.classes[r].tolist()
+            expected = slow_merged(of_own, earlier, probabilities[r % 2])
+            assert (found.tokens[r].tolist(), found.classes[r].tolist()) == expected
 
 
 def no_paths(requests: int = 1) -> ContextMatches:
     tokens = torch.full((requests, 2, DEPTH), -1)
     return ContextMatches(tokens, torch.zeros_like(tokens))
+
+
+@settings(max_examples=50, deadline=None)
+@given(ANSWERS, TEXTS, st.integers(0, 2))
+def test_answers_of_other_partitions_change_nothing(
+    answers: list[Given], texts: list[Given], own: int
+) -> None:
+    texts, of_two = [(text, own) for text, _ in texts], []
+    others = [(a if of == own else [(t + 1) % 4 for t in a], of) for a, of in answers]
+    for entered in (answers, others):
+        store = AnswerStore(9, VOCAB_SIZE, 512)
+        for answer, partition in entered:
+            store.enter(np.array(answer, dtype=np.int32), partition)
+        probabilities = torch.from_numpy(MatchAcceptance(DEPTH).probabilities)
+        of_two.append(with_earlier(store, no_paths(len(texts)), texts, probabilities))
+    assert all(torch.equal(*parts) for parts in zip(*of_two, strict=True))
 
 
 @pytest.mark.parametrize("partition", [0, -1])
@@ -93,9 +116,3 @@ def test_a_lookup_reads_few_places_of_a_text_that_repeats() -> None:
     found = with_earlier(store, no_paths(), [([2, 1, 1, 1], 0)], probabilities)
     # One token stands behind the newest place.
     assert (found.classes[0, 0] % LENGTH_CLASSES).tolist() == [6, 0, 0, 0, 0, 0]
-
-
-def test_partitions_are_remembered_by_use_and_never_given_again() -> None:
-    partitions = Partitions(2)
-    assert [partitions.id_of(key) for key in "abab"] == [0, 1, 0, 1]
-    assert [partitions.id_of(key) for key in "cbabc"] == [2, 1, 3, 1, 4]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matches on the host, against looking at every place of the texts."""
+"""Matches on the host, against looking for them one place at a time."""
 
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redrafter_testing.algorithm.context_matches import slow_matches
 from vllm_redrafter.drafting.own_matches import BLOCK, own_matches
-from vllm_redrafter.tree.context_matches import find_matches
 
 VOCAB_SIZE = 3
 
@@ -18,19 +17,26 @@ VOCAB_SIZE = 3
     st.integers(0, 2 * BLOCK),
     st.tuples(st.integers(1, 4), st.integers(1, 8)),
 )
-def test_matches_are_those_of_a_look_at_every_place(
+def test_matches_are_the_longest_and_of_these_the_newest(
     texts: list[list[int]], apart: int, paths: tuple[int, int]
 ) -> None:
     # Places of one text may be in several blocks.
     texts = [text + [VOCAB_SIZE] * apart + text for text in texts]
-    size = max(map(len, texts)) + 1
-    padded = np.array([text + [1] * (size - len(text)) for text in texts], dtype=np.int32)
+    size = max(map(len, texts)) + 50
+    # What stands behind a text is of other requests, and looks like a continuation.
+    padded = np.array([(text + text * size)[:size] for text in texts], dtype=np.int32)
     num_tokens = np.array([*map(len, texts)])
 
     backwards = np.arange(len(texts))[::-1].copy()
     found = own_matches(padded[::-1].copy(), backwards, num_tokens, paths, VOCAB_SIZE)
 
-    both = torch.from_numpy(padded), torch.from_numpy(num_tokens)
-    expected = find_matches(*both, *paths, VOCAB_SIZE)
-    assert torch.equal(found.classes, expected.classes)
-    assert torch.equal(found.tokens, expected.tokens)
+    expected = [slow_matches(text, paths, VOCAB_SIZE) for text in texts]
+    assert found.tokens.tolist() == [tokens for tokens, _ in expected]
+    assert found.classes.tolist() == [classes for _, classes in expected]
+
+
+def test_a_path_ends_before_what_is_no_token() -> None:
+    text = np.array([[1, 9, 1, 2, 9, 1]], dtype=np.int32)
+    found = own_matches(text, np.array([0]), np.array([6]), (2, 4), 9)
+    assert found.tokens.tolist() == [[[2, -1, -1, -1], [-1] * 4]]
+    assert found.classes.tolist() == [[[2, 0, 0, 0], [0] * 4]]

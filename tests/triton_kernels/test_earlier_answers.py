@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.tree import earlier_answers
-from vllm_redrafter.tree.context_matches import MATCH_CLASSES, ContextMatches
+from redrafter_testing.algorithm.earlier_answers import slow_earlier, slow_merged
+from vllm_redrafter.tree.context_matches import MATCH_CLASSES
 from vllm_redrafter.triton_kernels.earlier_answers import AnswerStore, enter_answers, find_earlier
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
 
@@ -69,16 +69,14 @@ def test_the_best_paths_after_any_history_are_the_reference_s(
 
     out = MatchBuffers(SLOTS, num_paths, path_length, ROOM, device)
     find_matches(store.text, store.num_tokens, slots, VOCAB, out)
-    own = ContextMatches(out.tokens.cpu().clone(), out.classes.cpu().long())
+    own = out.tokens.tolist(), out.classes.tolist()
     kinds = samples.float().to(device), probabilities.to(device)
     find_earlier(slots, *kinds, VOCAB, store, out)
-    kept = earlier_answers.entered(answers, newest, PLACES)
-    given = store.text[slots], store.num_tokens[slots], store.origins[0, slots]
-    of_texts = (tensor.cpu() for tensor in given)
-    earlier = earlier_answers.find_earlier(kept, *of_texts, (num_paths, path_length), VOCAB)
-    expected = earlier_answers.merged(own, earlier, probabilities[samples])
-    assert out.tokens.tolist() == expected.tokens.tolist()
-    assert out.classes.tolist() == expected.classes.tolist()
+    paths, ring = (num_paths, path_length), (newest, PLACES)
+    for r, (text, kind) in enumerate(zip(texts, samples.tolist(), strict=True)):
+        earlier = slow_earlier(answers, ring, text, paths, VOCAB)
+        expected = slow_merged((own[0][r], own[1][r]), earlier, probabilities[kind])
+        assert (out.tokens[r].tolist(), out.classes[r].tolist()) == expected
 
 
 def test_what_the_ring_has_overwritten_is_no_part_of_a_match(device: torch.device) -> None:

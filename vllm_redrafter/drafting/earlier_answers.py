@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest answers in a ring with hash chains: `tree/earlier_answers.py` on the host.
+"""The newest answers in a ring with hash chains, and what is found there: on the host.
 
 Places count up for ever; place p is at index p % C. A place with SHORTEST_EARLIER tokens up to it
 in its answer, and one behind it, is linked: its hash's head names the newest such place, `before`
@@ -7,8 +7,6 @@ the next older one. Nothing is deleted: places below the oldest do not exist.
 """
 
 import secrets
-from collections import OrderedDict
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +65,10 @@ class AnswerStore:
         self._ring = _Ring(tokens, np.zeros_like(tokens), before, heads, starts, state, *own)
 
     def enter(self, tokens: npt.NDArray[np.int32], partition: int) -> None:
-        """Enter an answer [any]; not one that is too short, or of a partition below 0."""
+        """Enter an answer [any], or its end where it is longer than the ring.
+
+        Nothing is entered of a partition below 0, or of up to SHORTEST_EARLIER tokens.
+        """
         if partition >= 0 and len(tokens) > SHORTEST_EARLIER:
             _enter(self._ring, tokens, partition)
 
@@ -86,6 +87,9 @@ class AnswerStore:
     ) -> ContextMatches:
         """The best M of the own paths of R requests and of M that earlier answers give.
 
+        The most probable ones come first, own paths first among equals. Of paths with one first
+        token the best is kept.
+
         Args:
             texts: a table [any, T] int32, its rows [R] and numbers of tokens [R] int64, as for
                 `own_matches`.
@@ -96,26 +100,6 @@ class AnswerStore:
         paths = own.tokens.numpy(), own.classes.numpy()
         found = _with_earlier(self._ring, paths, texts, (partitions, sampled), probabilities)
         return ContextMatches(*map(torch.from_numpy, found))
-
-
-class Partitions:
-    """Numbers of those who may see each other's answers: as many as are remembered, used last.
-
-    No number is given twice: who comes back after being forgotten finds nothing.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._next = most, 0
-        self._ids: OrderedDict[Hashable, int] = OrderedDict()
-
-    def id_of(self, key: Hashable) -> int:
-        if key not in self._ids:
-            self._ids[key] = self._next
-            self._next += 1
-            if len(self._ids) > self._most:
-                self._ids.popitem(last=False)
-        self._ids.move_to_end(key)
-        return self._ids[key]
 
 
 @compiled

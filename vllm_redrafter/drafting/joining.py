@@ -29,8 +29,9 @@ class DraftNodes(NamedTuple):
 def joined_nodes(
     tokens: Array, back_pointers: Array, log_probs: Array, paths: Array, path_classes: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """`context_matches.joined` of a search [R, L, W], L and W may be 0, and paths [R, M, D].
+    """A search's nodes [R, L, W], L and W may be 0, and those of paths [R, M, D], no node twice.
 
+    A path's nodes stand where the search has them, if it does; else below, in the path's column.
     `path_classes` [R, M, D] are of the paths' tokens. Returns the fields of `DraftNodes`,
     [R, max(L, D), W + M].
     """

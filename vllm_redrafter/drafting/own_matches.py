@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt-lookup (n-gram) matches on the host: `find_matches` of `tree/context_matches.py`."""
+"""Prompt-lookup (n-gram) matches in a request's own text, found on the host."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def own_matches(
         texts: [any, T] int32.
         rows: [R], of the texts.
         num_tokens: [R], how many tokens each has.
-        vocab_size: tokens from this on end a path.
+        vocab_size: tokens from this on end a path: placeholders of an image, say.
     """
     found = _own_matches(texts, rows, num_tokens, *paths, vocab_size)
     return ContextMatches(*map(torch.from_numpy, found))
@@ -89,7 +89,14 @@ def _own_matches(
 
 @compiled
 def class_of(length: int, agreeing: int, ahead: int) -> int:
-    """`context_matches.classes_of` of a token."""
+    """The class of a path's token; see `ContextMatches`.
+
+    Args:
+        length: the match's class by its length alone.
+        agreeing: how many tokens the second best place has as well, if its match is as long; -1
+            without one. Only the first path is compared: the others part from it at once, by 0.
+        ahead: tokens of the path before this one.
+    """
     if ahead < agreeing:
         return length + AGREED * LENGTH_CLASSES
     return length + (PARTED * LENGTH_CLASSES if ahead == agreeing else 0)

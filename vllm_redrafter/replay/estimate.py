@@ -13,25 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.match_acceptance import prior_acceptance
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.rows import ListRows, TextRows
+from vllm_redrafter.drafting.earlier_answers import AnswerStore
+from vllm_redrafter.drafting.joining import joined_nodes
+from vllm_redrafter.drafting.own_matches import Array, own_matches
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.batches import TextBatch, batches_by_length
 from vllm_redrafter.replay.target import TargetOutputs, read_target
 from vllm_redrafter.tree.acceptance import accept_path
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.tree.context_matches import find_matches, with_matches
-from vllm_redrafter.tree.earlier_answers import (
-    EarlierAnswers,
-    entered,
-    find_earlier,
-    merged,
-    num_places,
-)
+from vllm_redrafter.tree.context_matches import joint_scores
 from vllm_redrafter.tree.policy import candidate_log_probs, search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -42,8 +39,6 @@ LOSS_ALLOWED = 0.005
 
 Search = Callable[[Tensor, Tensor], ExploredNodes]
 """Callback(row, root), the places tokens[row, root] of A roots, both [A] int64."""
-Earlier = Sequence[tuple[Sequence[int], int]]
-"""Earlier answers, the oldest first: tokens, and the partition, which is 0 in a replay."""
 Observer = Callable[[ExploredNodes, Tensor], None]
 """Callback(explored, written), with the text behind the roots: [A, L], -1 beyond its end."""
 
@@ -90,7 +85,7 @@ def estimate_shapes(
     batch_size: int = 16,
     observe: Observer | None = None,
     on_replay: Callable[[], None] = lambda: None,
-    earlier: Earlier = (),
+    earlier: AnswerStore | None = None,
     continued: int | None = None,
 ) -> list[Acceptance]:
     """Replay the decoding of text that the transformers model `target` wrote, in several shapes.
@@ -101,7 +96,7 @@ def estimate_shapes(
         batch_size: rows read by the target at once.
         observe: is called with each step's searches.
         on_replay: called when a batch has been replayed with a shape.
-        earlier: answers of which matches draft from the `earlier_answers` newest too.
+        earlier: answers of partition 0, from which shapes with `earlier_answers` draft too.
         continued: how many beams go on below each level, as in `beam_search`.
     """
     totals = [Acceptance(0, 0)] * len(shapes)
@@ -116,7 +111,7 @@ def estimate_shapes(
 
 
 def estimate_matches(
-    rows: TextRows, shape: ReDrafterConfig, vocab_size: int, earlier: Earlier = ()
+    rows: TextRows, shape: ReDrafterConfig, vocab_size: int, earlier: AnswerStore | None = None
 ) -> Acceptance:
     """Replay the decoding of text with prompt-lookup matches alone, without a drafter."""
     batches = batches_by_length(rows, 64, "cpu")
@@ -135,7 +130,7 @@ def estimate_stream(
     own, vocab_size = replace(shape, earlier_answers=0), drafter.config.vocab_size
     alone = replace(own, context_matches=0)
     found: dict[str, list[Acceptance]] = {}
-    earlier: list[tuple[Sequence[int], int]] = []
+    earlier = AnswerStore(max(shape.earlier_answers, 1), vocab_size)
     for start in range(0, len(rows), block):
         some = ListRows(rows[at] for at in range(start, min(start + block, len(rows))))
         drafted = estimate_shapes(drafter, target, some, [alone, own, shape], earlier=earlier)
@@ -150,8 +145,8 @@ def estimate_stream(
             found.setdefault(name, []).append(acceptance)
         for row in some:
             _, firsts, lasts = _answers(row.generated[None])
-            pairs = zip(firsts.tolist(), lasts.tolist(), strict=True)
-            earlier += [(row.tokens[a : b + 1].tolist(), 0) for a, b in pairs]
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                earlier.enter(row.tokens[first : last + 1].int().numpy(), 0)
     return found
 
 
@@ -226,7 +221,7 @@ def _replay(
     vocab_size: int,
     search: Search | None = None,
     observe: Observer | None = None,
-    earlier: Earlier = (),
+    earlier: AnswerStore | None = None,
 ) -> Acceptance:
     """Decode all answers of a batch at once, as the engine would.
 
@@ -236,15 +231,13 @@ def _replay(
     depth = max(shape.beam_length if search else 0, of_matches)
     rows, roots, lasts = _answers(batch.generated)
     ahead = torch.arange(1, depth + 2, device=batch.tokens.device)
-    most = shape.earlier_answers
-    kept = entered(earlier, most, num_places(most))
+    texts = batch.tokens.int().cpu().numpy()
     steps = tokens = 0
     by_depth = torch.zeros(depth, dtype=torch.int64)
     while (running := (roots < lasts).nonzero().squeeze(1)).numel():
         row, root, last = rows[running], roots[running], lasts[running]
         at = root.unsqueeze(1) + ahead
-        text = batch.tokens[row]
-        written = text.gather(1, at.clamp(max=text.shape[1] - 1))
+        written = batch.tokens[row.unsqueeze(1), at.clamp(max=texts.shape[1] - 1)]
         written = written.masked_fill(at > last.unsqueeze(1), -1)
         nothing = row.new_empty(len(row), 0, 0)
         explored = ExploredNodes(nothing, nothing, nothing.float())
@@ -254,7 +247,8 @@ def _replay(
                 observe(explored, written[:, : explored.tokens.shape[1]])
             explored = replace(explored, log_probs=candidate_log_probs(explored, shape.tree))
         if shape.context_matches:
-            explored = _with_matches(explored, text, root, shape, vocab_size, kept)
+            places = texts, row.cpu().numpy(), (root + 1).cpu().numpy()
+            explored = _with_matches(explored, places, shape, vocab_size, earlier)
         accepted = _accepted_depth(explored, batch.tokens[row, root], written, shape)
         output = torch.minimum(accepted + 1, last - root)
         roots[running] += output
@@ -277,21 +271,27 @@ def _answers(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _with_matches(
     explored: ExploredNodes,
-    text: Tensor,
-    root: Tensor,
+    texts: tuple[Array, Array, Array],
     shape: ReDrafterConfig,
     vocab_size: int,
-    earlier: EarlierAnswers,
+    earlier: AnswerStore | None,
 ) -> ExploredNodes:
-    """The search and the matches of the texts [A, T], each of which ends at its root."""
-    paths = shape.context_matches, shape.path_length
-    matches = find_matches(text, root + 1, *paths, vocab_size)
-    prior = torch.from_numpy(prior_acceptance(shape.path_length)).float().to(text.device)
-    if len(earlier.tokens):
-        one = torch.zeros_like(root)
-        found = find_earlier(earlier, text, root + 1, one, paths, vocab_size)
-        matches = merged(matches, found, prior)
-    return with_matches(explored, matches, prior)
+    """The search and the matches of A texts, each of which ends at its root; see `own_matches`."""
+    paths, requests = (shape.context_matches, shape.path_length), len(texts[1])
+    matches = own_matches(*texts, paths, vocab_size)
+    prior = np.stack([prior_acceptance(shape.path_length)] * 2).astype(np.float32)
+    if earlier is not None and shape.earlier_answers:
+        alike = np.zeros(requests, dtype=np.int64), np.zeros(requests, dtype=np.bool_)
+        matches = earlier.with_earlier(matches, texts, *alike, prior)
+    device = explored.tokens.device
+    of_search = explored.tokens, explored.back_pointers, explored.log_probs
+    tokens, pointers, log_probs = (part.cpu().contiguous().numpy() for part in of_search)
+    of_paths = matches.tokens.numpy(), matches.classes.numpy()
+    found = joined_nodes(tokens, pointers, log_probs, *of_paths)
+    *nodes, match_classes = (torch.from_numpy(part).to(device) for part in found)
+    both = ExploredNodes(*nodes)
+    scores = joint_scores(both, match_classes, torch.from_numpy(prior[0]).to(device))
+    return replace(both, log_probs=scores)
 
 
 def _accepted_depth(

@@ -2,28 +2,17 @@
 """Matches in earlier answers: what other, finished requests were answered, and how it went on.
 
 Requests of one kind are answered alike. The newest answers are kept; a *match* is a place in one
-of them where the text's last tokens stand, at least SHORTEST_EARLIER of them. Texts belong to
-*partitions*: no draft depends on an answer of another one, except on how much room it took.
+of them where the text's last tokens stand, at least SHORTEST_EARLIER of them, and which goes on.
+Of the newest EARLIER_PLACES such places the longest matches count, of these the newest; their paths
+end with their answer. Texts belong to *partitions*: no draft depends on an answer of another one,
+except on how much room it took.
 
-Engines keep a ring with hash chains (`drafting/earlier_answers.py`,
-`triton_kernels/earlier_answers.py`); this compares every place.
+Answers are kept in a ring with hash chains: `drafting/earlier_answers.py` on the host,
+`triton_kernels/earlier_answers.py` on the device.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
-from vllm_redrafter.tree.context_matches import (
-    LONGEST_EARLIER,
-    LONGEST_MATCH,
-    SHORTEST_EARLIER,
-    ContextMatches,
-    best_paths,
-    lengths_at,
-)
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 
 EARLIER_PLACES = 32
 """Places of a text's last SHORTEST_EARLIER tokens that are compared, the newest."""
@@ -40,99 +29,45 @@ def num_places(most_answers: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-class EarlierAnswers(NamedTuple):
-    """The newest answers, one behind the other, the oldest first.
+class Partitions:
+    """Whose answers each request may see, as a number; and whose are entered.
+
+    As many of those who may see each other's are remembered as answers, used last. No number is
+    given twice: who comes back after being forgotten finds nothing.
 
     Attributes:
-        tokens: [P] int64; a SEPARATOR before each answer.
-        partitions: [P] int64, of their requests, at least 0.
+        of: by request that has begun and not finished; below 0 where it shares nothing.
     """
 
-    tokens: Tensor
-    partitions: Tensor
+    def __init__(self, most_answers: int) -> None:
+        self._most, self._next = most_answers, 0
+        self._ids: OrderedDict[Hashable, int] = OrderedDict()
+        self.of: dict[str, int] = {}
+        self._began_before_reset = set[str]()
 
+    def begin(self, request: str, key: Hashable | None) -> int:
+        """A new request's partition: that of all with this key; None where it shares nothing."""
+        self.of[request] = -1 if key is None else self._id_of(key)
+        return self.of[request]
 
-def entered(
-    answers: Sequence[tuple[Sequence[int], int]], most_answers: int, places: int
-) -> EarlierAnswers:
-    """What a ring of so many places keeps of the newest N answers, given with their partitions.
+    def finish(self, requests: Iterable[str]) -> list[tuple[str, int]]:
+        """Those of the finished requests, with their partitions, whose answers are to be entered.
 
-    Nothing is kept of a partition below 0, of an answer with no more than SHORTEST_EARLIER tokens,
-    and of a longer one its last places - 1 tokens. The oldest one may have lost its beginning.
-    """
-    long = [given for given in answers if given[1] >= 0 and len(given[0]) > SHORTEST_EARLIER]
-    tokens: list[int] = []
-    partitions: list[int] = []
-    for answer, partition in long[max(len(long) - most_answers, 0) :]:
-        kept = [SEPARATOR, *answer[-(places - 1) :]]
-        tokens += kept
-        partitions += [partition] * len(kept)
-    both = tokens[-places:], partitions[-places:]
-    return EarlierAnswers(*(torch.tensor(part, dtype=torch.int64) for part in both))
+        A set of names has another order in each process, and all must draft the same.
+        """
+        finished = [(name, self.of.pop(name, -1)) for name in sorted(requests)]
+        return [each for each in finished if each[0] not in self._began_before_reset]
 
+    def reset(self) -> None:
+        """All answers are forgotten: those of requests that began before, too, as some may have
+        finished, of which engines are told with the next step."""
+        self._began_before_reset = {*self.of}
 
-def find_earlier(
-    answers: EarlierAnswers,
-    text: Tensor,
-    num_tokens: Tensor,
-    partitions: Tensor,
-    paths: tuple[int, int],
-    vocab_size: int,
-) -> ContextMatches:
-    """Find the best (M, D) = `paths` of R texts: the longest matches, of these the newest.
-
-    A place counts where the text's last SHORTEST_EARLIER tokens stand in an answer of the text's
-    partition that goes on. Of the newest EARLIER_PLACES, paths with different first tokens follow;
-    they end with their answer.
-
-    Args:
-        text: [R, T] integers; what is behind a request's tokens is ignored.
-        num_tokens: [R] integers, how many tokens each text has; at least 1.
-        partitions: [R] integers; below 0 nothing is found.
-        vocab_size: tokens from this on end a path: placeholders of an image, say.
-    """
-    num_paths, path_length = paths
-    # Behind the newest place, nothing.
-    kept, of = (pad(part, (0, path_length + 1), value=SEPARATOR).to(text) for part in answers)
-    lengths = lengths_at(kept, text, num_tokens.long() - 1, LONGEST_EARLIER)
-    following = kept.roll(-1)
-    counts = (of == partitions[:, None]) & (lengths >= SHORTEST_EARLIER) & (following != SEPARATOR)
-    newer = counts.long().flip(1).cumsum(1).flip(1)
-    counts &= (newer <= EARLIER_PLACES) & (following < vocab_size)
-    rank = lengths * len(kept) + torch.arange(len(kept), device=text.device)
-    ahead = torch.arange(1, path_length + 1, device=text.device)
-    return best_paths(
-        rank.masked_fill(~counts, -1),
-        lengths + LONGEST_MATCH + 1 - SHORTEST_EARLIER,
-        following,
-        lambda place: kept[place + ahead],
-        (num_paths, vocab_size),
-    )
-
-
-def merged(own: ContextMatches, earlier: ContextMatches, probabilities: Tensor) -> ContextMatches:
-    """The best M of M paths of own text and M of earlier answers, the most probable first.
-
-    Own paths come first among equals. Of paths with one first token the best is kept.
-
-    Args:
-        own, earlier: [R, M, D] each.
-        probabilities: [MATCH_CLASSES, D] or [R, MATCH_CLASSES, D], as for `joint_scores`.
-    """
-    tokens, classes = (torch.cat(both, dim=1) for both in zip(own, earlier, strict=True))
-    of_classes = probabilities.expand(len(tokens), -1, -1)[:, :, 0]
-    first = classes[:, :, 0]
-    worth = of_classes.gather(1, (first - 1).clamp(min=0)).masked_fill(first == 0, -1.0)
-    place, (mine, others) = (
-        torch.arange(worth.shape[1]).to(worth),
-        (worth[:, :, None], worth[:, None]),
-    )
-    better = (others > mine) | ((others == mine) & (place < place[:, None]))
-    same = tokens[:, :, None, 0] == tokens[:, None, :, 0]
-    worth = worth.masked_fill((better & same).any(dim=2), -1.0)
-    best = worth.argsort(dim=1, descending=True, stable=True)[:, : own.tokens.shape[1]]
-    is_none = (worth.gather(1, best) < 0)[:, :, None]
-    at = best[:, :, None].expand(-1, -1, tokens.shape[2])
-    return ContextMatches(
-        tokens.gather(1, at).masked_fill(is_none, -1), classes.gather(1, at).masked_fill(is_none, 0)
-    )
+    def _id_of(self, key: Hashable) -> int:
+        if key not in self._ids:
+            self._ids[key] = self._next
+            self._next += 1
+            if len(self._ids) > self._most:
+                self._ids.popitem(last=False)
+        self._ids.move_to_end(key)
+        return self._ids[key]

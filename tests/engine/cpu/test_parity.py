@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm import SamplingParams
 
+from redrafter_testing.algorithm.context_matches import slow_matches
 from redrafter_testing.engines.cpu_engine import cpu_engine, measure_briefly
 from redrafter_testing.engines.forked_engine import Engine, answers_in_steps, reset_prefix_cache
 from redrafter_testing.engines.inside_cpu_worker import (
@@ -32,7 +33,6 @@ from redrafter_testing.requests.answers import assert_same, single_tokens_of
 from redrafter_testing.requests.few_tokens import Answers
 from redrafter_testing.requests.workloads import Plain
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.tree.context_matches import find_matches
 
 pytestmark = pytest.mark.engine
 
@@ -213,9 +213,8 @@ def check_count_of_matched_tokens(llm: Engine) -> None:
         text = [*prompt]
         for step in steps:
             if accepted := step[:-1]:
-                sizes = torch.tensor([len(text)]), MATCHES, len(accepted), max(text) + 1
-                (paths,) = find_matches(torch.tensor([text]), *sizes).tokens
-                equal = (paths == torch.tensor(accepted)).cumprod(dim=1)
+                paths, _ = slow_matches(text, (MATCHES, len(accepted)), max(text) + 1)
+                equal = (torch.tensor(paths) == torch.tensor(accepted)).cumprod(dim=1)
                 found += int(equal.sum(dim=1).max())
             text += step
     # Some answers end within a match, of which the engine has accepted more.

@@ -10,10 +10,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafting.earlier_answers import AnswerStore, Partitions
+from vllm_redrafter.drafting.earlier_answers import AnswerStore
 from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.engine.request_options import partition_of
 from vllm_redrafter.tree.context_matches import ContextMatches
+from vllm_redrafter.tree.earlier_answers import Partitions
 
 
 class ContextMatching:
@@ -26,9 +27,6 @@ class ContextMatching:
         if config.earlier_answers:
             self._answers = AnswerStore(config.earlier_answers, vocab_size)
         self._partitions = Partitions(config.earlier_answers)
-        # By request; below 0 where it shares nothing. What began before a reset is not entered.
-        self._partition_of: dict[str, int] = {}
-        self._forgotten = set[str]()
 
     def update(
         self, scheduled: SchedulerOutput, requests: Mapping[str, CachedRequestState]
@@ -36,16 +34,13 @@ class ContextMatching:
         """Enter the answers of finished `requests`, before they are forgotten; meet new ones."""
         if self._answers is None:
             return
-        # A set of names has another order in each process; drafts shall not depend on it.
-        for name in sorted(scheduled.finished_req_ids):
-            partition = self._partition_of.pop(name, -1)
-            request = requests.get(name)
-            if request is not None and name not in self._forgotten:
+        for name, partition in self._partitions.finish(scheduled.finished_req_ids):
+            if (request := requests.get(name)) is not None:
                 self._answers.enter(self._answer(request), partition)
         for new in scheduled.scheduled_new_reqs:
             params = new.sampling_params
             key = partition_of(params and params.extra_args, new.lora_request)
-            self._partition_of[new.req_id] = -1 if key is None else self._partitions.id_of(key)
+            self._partitions.begin(new.req_id, key)
 
     def _answer(self, request: CachedRequestState) -> npt.NDArray[np.int32]:
         tokens = request.output_token_ids
@@ -55,10 +50,10 @@ class ContextMatching:
         return np.array(tokens, dtype=np.int32)
 
     def forget_answers(self) -> None:
-        """Those of requests known so far too: that one has finished is told at the next step."""
+        """See `Partitions.reset`."""
         if self._answers is not None:
             self._answers.clear()
-            self._forgotten = {*self._partition_of}
+            self._partitions.reset()
 
     def matches(
         self,
@@ -87,6 +82,6 @@ class ContextMatching:
         own = own_matches(texts, rows, num_tokens, self._paths, self._vocab_size)
         if self._answers is None:
             return own
-        partitions = np.fromiter(map(self._partition_of.__getitem__, names), np.int64)
+        partitions = np.fromiter(map(self._partitions.of.__getitem__, names), np.int64)
         of_texts = texts, rows, num_tokens
         return self._answers.with_earlier(own, of_texts, partitions, sampled, probabilities)

@@ -11,9 +11,8 @@ from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafting.earlier_answers import Partitions
 from vllm_redrafter.engine.request_options import partition_of
-from vllm_redrafter.tree.earlier_answers import num_places
+from vllm_redrafter.tree.earlier_answers import Partitions, num_places
 from vllm_redrafter.triton_kernels.earlier_answers import AnswerStore, enter_answers
 
 
@@ -26,8 +25,6 @@ class EarlierAnswers:
     ) -> None:
         self._states, self._with_prompts = states, config.earlier_prompts
         self._partitions = Partitions(config.earlier_answers)
-        # Of requests that have begun and not finished, and of those that began before a reset.
-        self._begun, self._forgotten = set[str](), set[str]()
         self._of_requests = of_requests
         texts = states.all_token_ids.gpu, states.total_len.gpu, of_requests.gpu[2:]
         sizes = config.earlier_answers, num_places(config.earlier_answers)
@@ -37,25 +34,20 @@ class EarlierAnswers:
 
     def begin(self, slot: int, new: NewRequestData) -> None:
         """A request that has got a slot; what is staged of it is written with the table's."""
-        self._begun.add(new.req_id)
         params = new.sampling_params
         key = partition_of(params and params.extra_args, new.lora_request)
-        partition = -1 if key is None else self._partitions.id_of(key)
+        partition = self._partitions.begin(new.req_id, key)
         is_entered = self._with_prompts and new.prompt_embeds is None
         for row, value in enumerate((partition, 0 if is_entered else new.prompt_len), start=2):
             self._of_requests.stage_write(row, slot, [value])
 
     def finish(self, names: Iterable[str]) -> None:
         """Requests that finish, and still have their slots unless they were preempted."""
-        self._begun.difference_update(names)
         slots = self._states.req_id_to_index
-        # A set of names has another order on another rank, and all must draft the same.
-        names = sorted(name for name in names if name in slots and name not in self._forgotten)
-        if names:
-            at = [slots[name] for name in names]
+        if at := [slots[name] for name, _ in self._partitions.finish(names) if name in slots]:
             enter_answers(async_tensor_h2d(at, self._states.device, torch.int32), self.store)
 
     def clear(self) -> None:
-        """Forget all answers, and those of requests that began before: some may have finished."""
+        """See `Partitions.reset`."""
         self.store.clear()
-        self._forgotten = {*self._begun}
+        self._partitions.reset()

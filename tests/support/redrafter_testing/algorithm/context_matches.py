@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+from vllm_redrafter.drafting.joining import joined_nodes
+from vllm_redrafter.drafting.own_matches import class_of
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import (
     AGREED,
@@ -13,15 +15,15 @@ from vllm_redrafter.tree.context_matches import (
     LONGEST_MATCH,
     PARTED,
     ContextMatches,
-    classes_of,
 )
 
+Paths = tuple[list[list[int]], list[list[int]]]
+"""Paths and their tokens' classes, as `ContextMatches` has them of one request."""
 
-def slow_matches(
-    text: Sequence[int], num_paths: int, path_length: int
-) -> tuple[list[list[int]], list[list[int]]]:
-    """The paths and their tokens' classes, as `ContextMatches` has them of one request."""
-    text = list(text)
+
+def slow_matches(text: Sequence[int], paths: tuple[int, int], vocab_size: int) -> Paths:
+    """The best (M, D) = `paths` in a request's own text."""
+    text, depth = list(text), paths[1]
     places = [
         (length, end)
         for end in range(len(text) - 1)
@@ -30,21 +32,38 @@ def slow_matches(
     ]
     longest = {end: length for length, end in sorted(places)}
     ranked = sorted(((length, end) for end, length in longest.items()), reverse=True)
-    followed = [(length, (text[end + 1 :] * path_length)[:path_length]) for length, end in ranked]
-    paths: list[list[int]] = []
-    classes: list[list[int]] = []
+    followed = [(length, (text[end + 1 :] * depth)[:depth]) for length, end in ranked]
+    return best_paths(followed, paths, vocab_size)
+
+
+def best_paths(
+    followed: Sequence[tuple[int, list[int]]], sizes: tuple[int, int], vocab_size: int
+) -> Paths:
+    """Of classes of matches' lengths, and D tokens that follow each, the best match first."""
+    (num_paths, depth), paths, classes = sizes, list[list[int]](), list[list[int]]()
+    followed = [each for each in followed if each[1][0] < vocab_size]
     for length, path in followed:
         if len(paths) < num_paths and path[0] not in [other[0] for other in paths]:
-            says = [PARTED] + [ALONE] * (path_length - 1)
+            says = [PARTED] + [ALONE] * depth
             if not paths:
                 second = next((p for n, p in followed[1:2] if n == length), None)
                 same = [] if second is None else [a == b for a, b in zip(path, second, strict=True)]
                 parts = same.index(False) if False in same else len(same)
-                says = [AGREED] * parts + [PARTED if same else ALONE] + [ALONE] * path_length
-            paths.append(path)
-            classes.append([length + LENGTH_CLASSES * each for each in says[:path_length]])
+                says = [AGREED] * parts + [PARTED if same else ALONE] + [ALONE] * depth
+            end = [*(0 <= token < vocab_size for token in path), False].index(False)
+            paths.append(path[:end] + [-1] * (depth - end))
+            of_tokens = [length + LENGTH_CLASSES * each for each in says[:end]]
+            classes.append(of_tokens + [0] * (depth - end))
     missing = num_paths - len(paths)
-    return paths + [[-1] * path_length] * missing, classes + [[0] * path_length] * missing
+    return paths + [[-1] * depth] * missing, classes + [[0] * depth] * missing
+
+
+def joined(explored: ExploredNodes, matches: ContextMatches) -> tuple[ExploredNodes, torch.Tensor]:
+    """`joined_nodes` of tensors: the nodes, and the classes of their matches."""
+    given = explored.tokens, explored.back_pointers, explored.log_probs, *matches
+    found = joined_nodes(*(part.to("cpu").contiguous().numpy() for part in given))
+    *nodes, match_classes = (torch.from_numpy(part).to(matches.tokens.device) for part in found)
+    return ExploredNodes(*nodes), match_classes
 
 
 def search_and_paths(
@@ -82,5 +101,7 @@ def search_and_paths(
     lengths = draw(5, requests, num_paths) + 1
     lengths[1, -1], paths[1, -1] = 0, -1
     agreeing = draw(depth + 2, requests, num_paths) - 1
-    classes = classes_of(lengths, agreeing, depth).masked_fill(paths < 0, 0)
+    pairs = zip(lengths.flatten().tolist(), agreeing.flatten().tolist(), strict=True)
+    drawn = [[class_of(length, other, ahead) for ahead in range(depth)] for length, other in pairs]
+    classes = torch.tensor(drawn).view(paths.shape).masked_fill(paths < 0, 0)
     return ExploredNodes(tokens, pointers, log_probs), ContextMatches(paths, classes)

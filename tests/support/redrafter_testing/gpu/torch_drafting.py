@@ -11,11 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from redrafter_testing.algorithm.context_matches import joined
+from redrafter_testing.gpu.recorded_graphs import as_one_node
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
+from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.tree import context_matches as reference
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.tree.context_matches import ContextMatches, joined, joint_scores
+from vllm_redrafter.tree.context_matches import (
+    LENGTH_CLASSES,
+    LONGEST_MATCH,
+    ContextMatches,
+    joint_scores,
+)
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.sharding import VocabularyShard
 
@@ -60,18 +67,21 @@ class TorchSearch:
         return beam_search(*given, *self.shape, self._shard, count)
 
 
+@as_one_node
 def find_matches(
     text: Tensor, num_tokens: Tensor, entries: Tensor, vocab_size: int, out: Any
 ) -> None:
     requests = len(entries)
     _, num_paths, path_length = out.tokens.shape
     is_text, rows = entries < len(text), entries.clamp(max=len(text) - 1)
-    own, lengths = text.index_select(0, rows), num_tokens.index_select(0, rows).clamp(min=1)
-    found = reference.find_matches(own, lengths, num_paths, path_length, vocab_size)
-    out.tokens[:requests].copy_(found.tokens)
-    out.classes[:requests].copy_(found.classes.masked_fill(~is_text[:, None, None], 0))
+    lengths = num_tokens.index_select(0, rows).clamp(min=1).long().numpy()
+    paths = num_paths, path_length
+    found = own_matches(text.numpy(), rows.long().numpy(), lengths, paths, vocab_size)
+    for to, part, none in ((out.tokens, found.tokens, -1), (out.classes, found.classes, 0)):
+        to[:requests].copy_(part.masked_fill(~is_text[:, None, None], none))
 
 
+@as_one_node
 def join_matches(
     search: Any, paths: Any, probabilities: Tensor, temperatures: Tensor, out: Any
 ) -> None:
@@ -103,8 +113,8 @@ def observe_matches(
     judged, accepted = judged_and_accepted(trees, len(entries))
     on_path = judged & (classes > 0)
     verified = torch.arange(classes.shape[1]) < trees.num_verified[: len(entries), None]
-    of_length, counted = (classes - 1) % reference.LENGTH_CLASSES, (verified, on_path & accepted)
-    of_earlier = (classes > 0) & (of_length >= reference.LONGEST_MATCH)
+    of_length, counted = (classes - 1) % LENGTH_CLASSES, (verified, on_path & accepted)
+    of_earlier = (classes > 0) & (of_length >= LONGEST_MATCH)
     sources = (classes > 0) & ~of_earlier, of_earlier
     totals += torch.stack([(of & nodes).sum() for of in sources for nodes in counted])
     kinds = (trees.temperatures[: len(entries)] > 0).long()[:, None]
