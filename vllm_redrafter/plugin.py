@@ -92,7 +92,12 @@ def _create_engine_config(
         return original(args, *rest, **kwargs)
     requested, of_target = request.given, request.of_target
     check_no_pattern(of_target.get("model", args.model))
-    target = functools.cache(lambda: _target(args, of_target))
+
+    @functools.cache
+    def target() -> ModelConfig:
+        with _changed(args, of_target):
+            return args.create_model_config()
+
     config, checkpoint = validated(
         request, lambda: NODES_WITH_STATES if target().is_hybrid else None
     )
@@ -150,11 +155,6 @@ def _create_engine_config(
     _wrap(EngineCore, "reset_prefix_cache", _reset_prefix_cache)
     _wrap(InputProcessor, "process_inputs", _process_inputs)
     return vllm_config
-
-
-def _target(args: EngineArgs, of_target: Mapping[str, Any]) -> ModelConfig:
-    with _changed(args, of_target):
-        return args.create_model_config()
 
 
 def _sets_graph_sizes(args: EngineArgs) -> bool:
@@ -231,17 +231,13 @@ def _check_backend(args: EngineArgs, engine: Engine) -> None:
 def _check_target(vllm_config: VllmConfig, drafter: HeadConfig | None, engine: Engine) -> None:
     model = vllm_config.model_config
     if drafter is not None:
-        _check_fit(drafter, vllm_config)
+        reasons = [*misfits(drafter, model.get_hidden_size(), model.get_vocab_size())]
+        num_layers = model.get_total_num_hidden_layers()
+        if missing := missing_layers(drafter.target_layers, num_layers):
+            reasons.append(missing)
+        require_fit("the drafter", model.model, reasons)
     for reason in engine.refusals(vllm_config):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
-
-
-def _check_fit(drafter: HeadConfig, vllm_config: VllmConfig) -> None:
-    model = vllm_config.model_config
-    reasons = [*misfits(drafter, model.get_hidden_size(), model.get_vocab_size())]
-    if missing := missing_layers(drafter.target_layers, model.get_total_num_hidden_layers()):
-        reasons.append(missing)
-    require_fit("the drafter", model.model, reasons)
 
 
 # AsyncLLM

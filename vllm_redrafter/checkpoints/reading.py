@@ -52,7 +52,12 @@ class Checkpoint:
     def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint whose config.json has these values."""
         values = own_values(values, model)
-        head = _config_of(model, values)
+        if not values:
+            raise ConfigError(
+                f"{model!r} has no {CONFIG_FILE}, or an empty one: give a ReDrafter checkpoint, or "
+                "make one of the weights there with `vllm-redrafter convert`"
+            )
+        head = head_of(model, values).config_class.from_dict(values)
         try:
             return cls(model, revision, values, head, acceptance_of(values))
         except ConfigError as error:
@@ -80,7 +85,13 @@ class Checkpoint:
             for name, t in self._tensors().items()
         }
         drafter = build_drafter(self.head, tensors)
-        _check_finite(str(self.weights), drafter, dtype)
+        for name, weights in drafter.named_parameters():
+            if not torch.stack(weights.aminmax()).isfinite().all():
+                raise ConfigError(
+                    f"{self.weights}: {name} holds NaN or infinity in "
+                    f"{str(dtype).removeprefix('torch.')}; take another dtype, or a checkpoint "
+                    "from before the training went wrong"
+                )
         return drafter
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -93,15 +104,6 @@ class Checkpoint:
 def is_drafter(values: Mapping[str, Any]) -> bool:
     """Whether a config.json is of a drafter, ours or a published speculator."""
     return values.get("model_type") in (*heads(), MODEL_TYPE)
-
-
-def _config_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
-    if not values:
-        raise ConfigError(
-            f"{model!r} has no {CONFIG_FILE}, or an empty one: give a ReDrafter checkpoint, or "
-            "make one of the weights there with `vllm-redrafter convert`"
-        )
-    return head_of(model, values).config_class.from_dict(values)
 
 
 def head_of(model: str, values: Mapping[str, Any]) -> type[DraftHead]:
@@ -120,15 +122,6 @@ def load_drafter(
 ) -> DraftHead:
     """Read a checkpoint, checked, of a folder or a hub id; the parameters get the dtype."""
     return Checkpoint.open(model, revision).load(dtype)
-
-
-def _check_finite(where: str, drafter: DraftHead, dtype: torch.dtype) -> None:
-    for name, weights in drafter.named_parameters():
-        if not torch.stack(weights.aminmax()).isfinite().all():
-            raise ConfigError(
-                f"{where}: {name} holds NaN or infinity in {str(dtype).removeprefix('torch.')}; "
-                "take another dtype, or a checkpoint from before the training went wrong"
-            )
 
 
 def build_drafter(config: HeadConfig, tensors: Mapping[str, Tensor]) -> DraftHead:

@@ -51,7 +51,10 @@ def lookup_table(
     the embeddings of some tokens, which waits for the device.
     """
     for layer in target.modules():
-        if not isinstance(layer, VocabParallelEmbedding) or not _is_plain_table(layer):
+        # An output layer that shares the embedding's rows is found as the embedding.
+        if not isinstance(layer, VocabParallelEmbedding) or isinstance(layer, ParallelLMHead):
+            continue
+        if layer.tp_size > 1 or not isinstance(layer.quant_method, UnquantizedEmbeddingMethod):
             continue
         weight = layer.weight
         tokens = torch.linspace(0, layer.org_vocab_size - 1, 64, device=weight.device).long()
@@ -61,9 +64,3 @@ def lookup_table(
         if same and bool(rows.any()):
             return layer
     return None
-
-
-def _is_plain_table(layer: VocabParallelEmbedding) -> bool:
-    is_quantised = not isinstance(layer.quant_method, UnquantizedEmbeddingMethod)
-    # An output layer that shares the embedding's rows is found as the embedding.
-    return layer.tp_size == 1 and not is_quantised and not isinstance(layer, ParallelLMHead)

@@ -20,6 +20,8 @@ SALT_KEY = f"{METHOD}.salt"
 
 shorten = reprlib.Repr()
 shorten.maxstring = shorten.maxlong = shorten.maxother = 80
+_shown = shorten.repr
+"""A value from outside, cut: it may be long, and goes into a log."""
 
 
 def requested_nodes(extra_args: Mapping[str, Any] | None, max_nodes: int) -> int:
@@ -86,8 +88,3 @@ def check_request(extra_args: Mapping[str, Any] | None, max_nodes: int) -> None:
     # The OpenAI server makes 0 of false.
     if not (share is None or (isinstance(share, int) and share in (0, 1))):
         raise ConfigError(f"{METHOD}.{SHARE} must be true or false, got {_shown(share)}")
-
-
-def _shown(value: Any) -> str:
-    """A value from outside, cut: it may be long, and goes into a log."""
-    return shorten.repr(value)

@@ -38,7 +38,6 @@ class EvaluationConfig:
         "What a verified node is assumed to cost, as a share of a plain decoding step.",
         at_least=0,
     )
-
     stream: int = setting(
         16,
         "Replay matches in blocks of so many rows, in their order: earlier answers are those of "

@@ -84,7 +84,8 @@ def _top(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     of equal ones, and sorts the whole vocabulary on Metal.
     """
     rows, vocab = logits.shape
-    size = _group_size(vocab, count)
+    # A power of two near sqrt(vocab / count): as many maxima as tokens in the best groups.
+    size = 1 << round(math.log2(vocab / count) / 2)
     if unused := -vocab % size:
         logits = mx.pad(logits, [(0, 0), (0, unused)], constant_values=-math.inf)
     groups = logits.reshape(rows, -1, size)
@@ -98,11 +99,6 @@ def _top(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     order = _descending(candidates)[:, :count]
     values = mx.take_along_axis(candidates, order, axis=1)
     return values, mx.take_along_axis(tokens, order, axis=1)
-
-
-def _group_size(vocab: int, count: int) -> int:
-    """A power of two near sqrt(vocab / count): as many maxima as tokens in the best groups."""
-    return 1 << round(math.log2(vocab / count) / 2)
 
 
 def _descending(values: mx.array) -> mx.array:

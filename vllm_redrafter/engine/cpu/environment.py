@@ -16,18 +16,14 @@ def cpu_variables(environment: Mapping[str, str]) -> dict[str, str]:
     preloaded. glibc asks for huge pages: with small ones, engines' speeds differ from start to
     start.
     """
+    tuned = environment.get("GLIBC_TUNABLES", "")
+    if HUGE_PAGES not in tuned:  # glibc 2.35 and later; others ignore it
+        tuned = ":".join(filter(None, [tuned, f"{HUGE_PAGES}=1"]))
     return {
         "VLLM_CPU_KVCACHE_SPACE": environment.get("VLLM_CPU_KVCACHE_SPACE", "1"),
         "LD_PRELOAD": _preload(environment.get("LD_PRELOAD", "")),
-        "GLIBC_TUNABLES": _tunables(environment.get("GLIBC_TUNABLES", "")),
+        "GLIBC_TUNABLES": tuned,
     }
-
-
-def _tunables(tuned: str) -> str:
-    # glibc 2.35 and later; others ignore it.
-    if HUGE_PAGES in tuned:
-        return tuned
-    return ":".join(filter(None, [tuned, f"{HUGE_PAGES}=1"]))
 
 
 def _preload(preloaded: str) -> str:

@@ -303,7 +303,11 @@ class CPUTreeModelRunner(CPUModelRunner):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    matches = self._matches(active, request_ids, sampled)
+                    matches = None
+                    if self.matching is not None:
+                        texts = batch, active, request_ids, sampled
+                        learned = self.proposer.match_acceptance.probabilities
+                        matches = self.matching.matches(*texts, learned)
                     given = roots, states, of_requests, shape, matches
                     drafts = self._draft(active, request_ids, *given)
                 self.drafting.record_draft_time(self.stats.draft - before)
@@ -340,16 +344,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
             drafts[i] = row[1:nodes]
         return drafts
-
-    def _matches(
-        self, active: Sequence[int], request_ids: list[str], sampled: npt.NDArray[np.bool_]
-    ) -> ContextMatches | None:
-        """The prompt-lookup (n-gram) matches of the `active` requests' texts."""
-        if self.matching is None:
-            return None
-        probabilities = self.proposer.match_acceptance.probabilities
-        requests = self.input_batch, active, request_ids
-        return self.matching.matches(*requests, sampled, probabilities)
 
     def _time_step(self, draft_seconds: float) -> None:
         """Record the time between two steps' ends, vLLM's scheduling and output included."""

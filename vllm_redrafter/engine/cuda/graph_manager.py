@@ -111,7 +111,9 @@ class _BatchGraphManager(CudaGraphManager):
         """Graph sizes to add to vLLM's."""
         covered = max((desc.num_tokens for desc in self._kept(full)), default=0)
         if self.varlen_decode:
-            for rows in _sizes_beyond(covered, self._max_admitted(), 1):
+            scheduled = min(self.max_num_reqs * self.decode_query_len, self._max_scheduled())
+            admitted = min(scheduled, max_admitted_rows(self.vllm_config))
+            for rows in _sizes_beyond(covered, admitted, 1):
                 yield BatchExecutionDescriptor(
                     CUDAGraphMode.FULL,
                     rows,
@@ -128,10 +130,6 @@ class _BatchGraphManager(CudaGraphManager):
 
     def _max_scheduled(self) -> int:
         return int(self.vllm_config.scheduler_config.max_num_batched_tokens)
-
-    def _max_admitted(self) -> int:
-        largest = self.max_num_reqs * self.decode_query_len
-        return min(largest, self._max_scheduled(), max_admitted_rows(self.vllm_config))
 
     def _sort_candidates(self, full: list[BatchExecutionDescriptor]) -> None:
         """Offer a step the smallest full graph of each K, then the smallest that holds prompts."""

@@ -100,6 +100,8 @@ def apply_default_schedule(vllm_config: VllmConfig) -> None:
 
     vLLM refuses such a schedule with data parallelism: there K stays. So does a user's scheduler.
     """
+    from vllm.platforms import current_platform
+
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:
         own = names.CUDA_ASYNC_SCHEDULER if scheduler.async_scheduling else names.CUDA_SCHEDULER
@@ -108,7 +110,9 @@ def apply_default_schedule(vllm_config: VllmConfig) -> None:
     assert speculative is not None
     adaptive = Settings.of(vllm_config).config.adaptive and not any(adaptive_obstacles(vllm_config))
     given = speculative.num_speculative_tokens_per_batch_size is not None
-    ridge = _ridge_here()
+    # Elsewhere, under the interpreter, no name identifies a GPU.
+    is_named = current_platform.is_cuda()
+    ridge = _ridge_of(current_platform.get_device_name() if is_named else "")
     if (
         not (adaptive or given)
         and vllm_config.parallel_config.data_parallel_size == 1
@@ -148,13 +152,6 @@ def _warn_of_starved_prompts(vllm_config: VllmConfig) -> None:
         first,
         rows,
     )
-
-
-def _ridge_here() -> int:
-    from vllm.platforms import current_platform
-
-    # Elsewhere, under the interpreter, no name identifies a GPU.
-    return _ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")
 
 
 def lengths_of_drafts(
