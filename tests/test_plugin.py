@@ -23,7 +23,7 @@ from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.writing import save_shape
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.engine import published
+from vllm_redrafter.engine import published, vllm_interface
 from vllm_redrafter.engine.chains import NODES_WITH_STATES
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.speculation import Settings
@@ -309,14 +309,14 @@ def test_what_vllm_compiled_for_other_layers_is_not_taken(target: Path, tmp_path
     assert fused.compute_hash() != plain.compute_hash()
 
 
-def test_another_vllm_and_its_second_runner(
+def test_a_changed_vllm_and_its_second_runner_are_refused(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(ConfigError, match="unset VLLM_USE_V2_MODEL_RUNNER"):
         speculate(target, drafter)
-    monkeypatch.setattr("vllm.__version__", "0.19.1")
-    with pytest.raises(ConfigError, match=r"vLLM 0.19.1 is not supported.*0.32.x"):
+    monkeypatch.setattr(vllm_interface, "first_change", lambda root, engine: f"{engine} is gone")
+    with pytest.raises(ConfigError, match=r"not run on vLLM 0.*: cpu is gone. Install vLLM 0.32"):
         speculate(target, drafter)
 
 

@@ -40,7 +40,7 @@ from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.utils import names
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_no_pattern
-from vllm_redrafter.utils.names import METHOD, SUPPORTED_VLLM
+from vllm_redrafter.utils.names import METHOD
 from vllm_redrafter.utils.patching import patched
 
 MARK = "redrafter_worker"
@@ -102,7 +102,6 @@ def _create_engine_config(
         request, lambda: NODES_WITH_STATES if target().is_hybrid else None
     )
     drafter = None if checkpoint is None else checkpoint.head
-    _check_version()
     engine, draft = engine_here(), requested.get(DRAFT)
     if draft is not None and not engine.is_v2:
         raise ConfigError(NEEDS_GPU)
@@ -197,17 +196,6 @@ def _changed(args: EngineArgs, values: Mapping[str, Any]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(args, name, value)
-
-
-def _check_version() -> None:
-    import vllm
-
-    version = vllm.__version__
-    if not version.startswith(tuple(f"{v}." for v in SUPPORTED_VLLM)):
-        raise ConfigError(
-            f"vLLM {version} is not supported by this version of vllm-redrafter, which knows "
-            f"{', '.join(f'{v}.x' for v in SUPPORTED_VLLM)}: install one of these"
-        )
 
 
 def _check_arguments(args: EngineArgs, engine: Engine) -> None:

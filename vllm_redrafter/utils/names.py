@@ -5,8 +5,6 @@ METHOD = "redrafter"
 """May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint; our part
 of `VllmConfig.additional_config` has the same name."""
 
-SUPPORTED_VLLM = ("0.32", "0.33")
-
 CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
 CPU_EXECUTOR = "vllm_redrafter.engine.cpu.executor.TreeExecutor"
 CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
