@@ -316,7 +316,7 @@ def test_a_changed_vllm_and_its_second_runner_are_refused(
     with pytest.raises(ConfigError, match="unset VLLM_USE_V2_MODEL_RUNNER"):
         speculate(target, drafter)
     monkeypatch.setattr(vllm_interface, "first_change", lambda root, engine: f"{engine} is gone")
-    with pytest.raises(ConfigError, match=r"not run on vLLM 0.*: cpu is gone. Install vLLM 0.32"):
+    with pytest.raises(ConfigError, match=r"not run on vLLM 0.*: cpu is gone. It runs on 0.32"):
         speculate(target, drafter)
 
 

@@ -44,8 +44,8 @@ def check_vllm(engine: Literal["cpu", "cuda"]) -> None:
         change, seen = None, f"could not be looked up ({error})"
     if change is not None:
         raise ConfigError(
-            f"ReDrafter does not run on vLLM {version}: {change}. Install vLLM {tested} or, if "
-            f"there is one, a newer vllm-redrafter, and report this: {ISSUES}"
+            f"ReDrafter does not run on vLLM {version}: {change}. It runs on {tested}: install one "
+            f"of these or, if there is one, a newer vllm-redrafter, and report this: {ISSUES}"
         )
     if not version.startswith(tuple(f"{known}." for known in versions)):
         init_logger("vllm.redrafter").warning(
@@ -68,7 +68,9 @@ def first_change(root: Path, engine: Literal["cpu", "cuda"]) -> str | None:
             _fits(_found(root, symbol), old, found, strict) for old in versions if old and found
         )
         if found not in versions and not any(fits):
-            return f"{symbol} is {found or 'missing'}, and was {versions[-1]}"
+            return (
+                f"{symbol} is {found}, and was {versions[-1]}" if found else f"{symbol} is missing"
+            )
     return None
 
 
