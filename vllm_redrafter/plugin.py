@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
+from vllm_redrafter.checkpoints.speculation import NODES
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import ANNOUNCEMENT, NODES_WITH_STATES, as_chain
 from vllm_redrafter.engine.draft import DRAFT, NEEDS_GPU
@@ -123,7 +124,7 @@ def _create_engine_config(
         "speculative_config": {
             **(draft or {"method": "custom_class", "model": engine.proposer}),
             **{key: requested[key] for key in PASSED_ON if key in requested},
-            "num_speculative_tokens": config.num_speculative_tokens,
+            NODES: config.num_speculative_tokens if draft is None else draft[NODES],
         },
         "spec_method": None,
         "spec_model": None,
@@ -133,7 +134,10 @@ def _create_engine_config(
         **({} if reasons else engine.tree_arguments),
         **of_target,
     }
-    with _changed(args, changed):
+    create = functools.partial(
+        _create_speculative_config, args.create_speculative_config, config.num_speculative_tokens
+    )
+    with _changed(args, changed), patched(type(args), "create_speculative_config", create):
         vllm_config = original(args, *rest, **kwargs)
     _check_target(vllm_config, drafter, engine)
     # Read by `_validate_spec_decode`.
@@ -154,6 +158,22 @@ def _create_engine_config(
     _wrap(EngineCore, "reset_prefix_cache", _reset_prefix_cache)
     _wrap(InputProcessor, "process_inputs", _process_inputs)
     return vllm_config
+
+
+def _create_speculative_config(
+    original: Callable[..., SpeculativeConfig], nodes: int, *args: Any, **kwargs: Any
+) -> SpeculativeConfig:
+    """As vLLM does, which checks how far its drafter can draft; then it is told of the nodes."""
+    try:
+        config = original(*args, **kwargs)
+    except (NotImplementedError, ZeroDivisionError) as error:  # it has none, or no MTP layer
+        raise ConfigError(
+            "speculative config: vLLM finds no drafter for this 'draft' (MTP layers are the "
+            "target's own, where it has any): leave it out to verify continuations that are "
+            "found in the text"
+        ) from error
+    object.__setattr__(config, NODES, nodes)
+    return config
 
 
 def _sets_graph_sizes(args: EngineArgs) -> bool:

@@ -11,7 +11,7 @@ from vllm_redrafter.config import require_positive
 from vllm_redrafter.utils.errors import ConfigError
 
 DRAFT = "draft"
-METHODS = ("draft_model", "eagle", "eagle3")
+METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 KEYS = ("method", "model", "num_speculative_tokens", "revision", "quantization", "max_model_len")
 """Of `draft`, in vLLM's words."""
 NOT_BESIDE = ("model", "revision", "beam_length", "candidates")
@@ -43,7 +43,8 @@ def shape_of_draft(requested: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{owner} takes no {key!r}: {reason}; leave it out")
     if (method := draft.get("method")) not in METHODS:
         raise ConfigError(f"{owner}: 'method' must be one of {', '.join(METHODS)}, got {method!r}")
-    if not isinstance(model := draft.get("model"), str):
+    model = draft.get("model")  # MTP layers are the target's own.
+    if not (isinstance(model, str) or (method == "mtp" and model is None)):
         raise ConfigError(f"{owner}: 'model' must name its checkpoint, got {model!r}")
     length: Any = draft.get(NODES)
     require_positive(owner, num_speculative_tokens=length)

@@ -34,10 +34,12 @@ TIGHT = {
     "max_num_batched_tokens": 64,
     "num_gpu_blocks_override": 10,
     "skip_tokenizer_init": True,
+    # vLLM's MTP layers look into the target's configuration, of which they are a part.
+    "hf_overrides": {"layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense"] * 2},
 }
 
 
-@pytest.fixture(scope="module", params=["draft_model", "eagle", "eagle3"])
+@pytest.fixture(scope="module", params=["draft_model", "eagle", "eagle3", "mtp"])
 def drafter(request: Any, few_tokens_target: Path, tmp_path_factory: Any) -> Drafter:
     return Drafter(request.param, few_tokens_target, tmp_path_factory.mktemp(request.param))
 

@@ -20,6 +20,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from redrafter_testing.gpu import cuda_engine_on_cpu
+from redrafter_testing.models.families.without_trees import SIZES, FamilyWithoutTrees
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.models.vllm_drafters import Drafter
 from vllm_redrafter import ConfigError, plugin
@@ -34,6 +35,9 @@ from vllm_redrafter.utils import names
 plugin.register()
 EXPERTS_RETURNED = AuxOutputConfig(enable_return_routed_experts=True)
 PLATFORM = type(current_platform)
+GLM = "Glm4MoeForCausalLM", "glm4_moe"
+GEMMA = "Gemma4AssistantForCausalLM", "gemma4_assistant"
+LAYERS, FULL = "num_nextn_predict_layers", {"layer_types": ["full_attention"] * 4}
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +84,8 @@ def test_without_the_graphs_that_a_budget_needs_k_follows_the_batch(
     assert config.speculative_config.num_speculative_tokens_per_batch_size[-1] == (52, 64, 2)
 
 
-def speculate_with(target: Path, method: str, model: Path) -> Any:
-    draft = {"method": method, "model": str(model), "num_speculative_tokens": 4}
+def speculate_with(target: Path, method: str, model: Path | None = None) -> Any:
+    draft = {"method": method, "model": model and str(model), "num_speculative_tokens": 3}
     speculation = {"draft": draft, "num_speculative_tokens": 8}
     arguments = EngineArgs(model=str(target), enforce_eager=True, speculative_config=speculation)
     return arguments.create_engine_config()
@@ -97,7 +101,7 @@ def test_vllm_is_told_the_method_of_a_draft_of_its_own_and_the_tree_s_nodes(
     assert told.num_speculative_tokens == config.num_lookahead_tokens == 8
     assert config.parallel_config.worker_cls == names.CUDA_WORKER
     assert Settings.of(config).draft == "draft_model"
-    assert Settings.of(config).config == ReDrafterConfig(8, beam_length=4)
+    assert Settings.of(config).config == ReDrafterConfig(8, beam_length=3)
     params = SamplingParams(min_p=0.5)
     params._validate_spec_decode(pickle.loads(pickle.dumps(told)))
     params.extra_args = {"redrafter.spec_tokens": 9}
@@ -107,6 +111,32 @@ def test_vllm_is_told_the_method_of_a_draft_of_its_own_and_the_tree_s_nodes(
     config.scheduler_config.async_scheduling = True
     (reason,) = refusals(config)
     assert "'draft' and pipeline stages have never been tried together; leave one" in reason
+
+
+def test_mtp_layers_are_the_target_s_own_and_no_draft_model(tmp_path: Path) -> None:
+    target = FamilyWithoutTrees(*GLM, "").make(tmp_path)
+    told = speculate_with(target, "mtp").speculative_config
+    assert (told.method, told.model, told.num_speculative_tokens) == ("mtp", str(target), 8)
+    with pytest.raises(ConfigError, match="draft for one of method 'mtp'; name that one"):
+        speculate_with(target, "draft_model", target)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        FamilyWithoutTrees(*GLM, "no drafter .*: leave it out to", SIZES | {LAYERS: 0}),
+        # vLLM checks that it divides what is drafted, not the nodes.
+        FamilyWithoutTrees(*GLM, "several MTP layers .*; take the draft's", SIZES | {LAYERS: 3}),
+        FamilyWithoutTrees(*GLM, "that read several residuals", SIZES | {"hc_mult": 4}),
+        FamilyWithoutTrees(*GEMMA, "'draft' and Gemma 4's MTP, which reads", SIZES | FULL),
+    ],
+    ids=lambda family: family.message,
+)
+def test_mtp_layers_that_cannot_draft_in_a_tree_are_refused(
+    small_target: Path, tmp_path: Path, family: FamilyWithoutTrees
+) -> None:
+    with pytest.raises(ConfigError, match=family.message):
+        speculate_with(small_target, "mtp", family.make(tmp_path))
 
 
 def test_an_eagle_3_head_that_is_handed_other_layers_than_it_reads_is_refused(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 from vllm.v1.worker.gpu.states import RequestState
@@ -68,7 +68,9 @@ class _DraftModelChain(_Chain, StandaloneARSpeculator):
         return metadata
 
 
-class _EagleChain(_Chain, EagleSpeculator):
+class _DependentChain(_Chain, MTPSpeculator):
+    """An EAGLE head's too: vLLM's classes differ in what some MTP layers share alone."""
+
     model_state: VerifyingState
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
@@ -92,8 +94,9 @@ class _EagleChain(_Chain, EagleSpeculator):
 
 KINDS: dict[str, type[_Chain]] = {
     "draft_model": _DraftModelChain,
-    "eagle": _EagleChain,
-    "eagle3": _EagleChain,
+    "eagle": _DependentChain,
+    "eagle3": _DependentChain,
+    "mtp": _DependentChain,
 }
 """By vLLM's name of the method."""
 

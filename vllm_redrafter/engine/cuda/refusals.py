@@ -32,7 +32,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     settings = Settings.of(vllm_config)
     config = settings.config
     if settings.draft is not None:
-        yield from _refusals_of_drafts(vllm_config)
+        yield from _refusals_of_drafts(vllm_config, settings.draft)
     if config.tree != "chain":
         yield from (f"{reason}; {REMEDY_CHAIN}" for reason in _refusals_of_trees(vllm_config))
     yield from _search_refusals(config)
@@ -54,29 +54,39 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield from _refusals_of_stages(vllm_config)
 
 
-def _refusals_of_drafts(vllm_config: VllmConfig) -> Iterator[str]:
+def _refusals_of_drafts(vllm_config: VllmConfig, method: str) -> Iterator[str]:
     """What was never tried with a drafter of vLLM's, and EAGLE-3 heads that do not fit."""
     from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
-    model = vllm_config.model_config
-    remedy = "leave one of them out, or take the draft's own method"
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    assert speculative is not None
+    alone = "take the draft's own method"
+    if speculative.method != method:
+        yield f"vLLM takes the draft for one of method {speculative.method!r}; name that one"
+        return
+    if speculative.use_multi_module_mtp():
+        # It reads again as many rows as were rejected, and has kept those of its own chain.
+        yield f"vLLM drafts with several MTP layers in its own chains alone; {alone}"
+    is_mtp, head = method == "mtp", speculative.draft_model_config.hf_config
     for what, applies in (
         ("pipeline stages", vllm_config.parallel_config.pipeline_parallel_size > 1),
         ("data parallelism", vllm_config.parallel_config.data_parallel_size > 1),
         ("LoRA adapters", vllm_config.lora_config is not None),
         ("a KV connector", vllm_config.kv_transfer_config is not None),
         ("a target that reads images or audio", model.is_multimodal_model),
-        ("a target with recurrent layers", model.is_hybrid),
-        ("multi-head latent attention (MLA)", model.use_mla),
+        ("a target with recurrent layers", model.is_hybrid and not is_mtp),
+        ("multi-head latent attention (MLA)", model.use_mla and not is_mtp),
+        ("Gemma 4's MTP, which reads the target's cache", speculative.use_gemma4_mtp()),
+        ("MTP layers that read several residuals", getattr(head, "hc_mult", 1) > 1),
     ):
         if applies:
-            yield f"'draft' and {what} have never been tried together; {remedy}"
-    speculative = vllm_config.speculative_config
-    assert speculative is not None
-    if speculative.method != "eagle3":
+            yield (
+                f"'draft' and {what} have never been tried together; leave one of them out, or "
+                f"{alone}"
+            )
+    if method != "eagle3":
         return
     # vLLM hands out the layers that config.json lists, or three; a head reads as many as it says.
-    head: Any = speculative.draft_model_config.hf_config
     eagle = getattr(head, "eagle_config", None) or {}
     given = len(get_eagle3_aux_layers_from_config(speculative) or range(3))
     read = getattr(head, "num_aux_hidden_states", None)

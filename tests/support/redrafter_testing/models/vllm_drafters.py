@@ -1,41 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafters that vLLM serves, small and random, and what each drafts after a text, by torch alone.
 
-EAGLE heads are as vLLM's `llama_eagle.py` and `llama_eagle3.py` compute them.
+EAGLE heads are as vLLM's `llama_eagle.py` and `llama_eagle3.py` compute them, an MTP layer as
+`exaone_moe_mtp.py` does, whose own layer is a Llama's with norms of q and k.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 AUX_LAYERS = [0, 1]
 
 
-class EagleHead(nn.Module):
+class Head(nn.Module):
     """Of a Llama; its parameters' names are a checkpoint's."""
 
-    def __init__(self, target: Any, is_third: bool) -> None:
+    def __init__(self, target: Any, method: str) -> None:
         super().__init__()
-        config, self.is_third = target.config, is_third
+        config, self.is_third = target.config, method == "eagle3"
         self.__dict__["target"] = target  # not a part of it
         size, layer = config.hidden_size, LlamaDecoderLayer(config, 0)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        if is_third:
+        if self.is_third:
             for name in ("q_proj", "k_proj", "v_proj"):
                 rows = getattr(layer.self_attn, name).out_features
                 setattr(layer.self_attn, name, nn.Linear(2 * size, rows, bias=False))
             self.midlayer, self.norm = layer, LlamaRMSNorm(size)
             layer.hidden_norm = LlamaRMSNorm(size)
             self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+            return
+        self.layers, norm = nn.ModuleList([layer]), nn.Identity
+        if method == "mtp":
+            layer.self_attn, norm = Qwen3Attention(config, 0), partial(LlamaRMSNorm, size)
         else:
             layer.input_layernorm = nn.Identity()
-            self.layers = nn.ModuleList([layer])
+        self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = norm(), norm(), norm()
 
     def states_of(self, ids: Tensor) -> Tensor:
         """[T, H] that it reads of the target."""
@@ -46,20 +53,21 @@ class EagleHead(nn.Module):
 
     def forward(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [T, V] and states [T, H] after tokens [T] with the states before them."""
-        model, embedded = self.target.model, self.target.model.embed_tokens(ids)
+        target, embedded = self.target, self.target.model.embed_tokens(ids)
         if self.is_third:
             layer, residual = self.midlayer, hidden
             x = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], dim=-1)
         else:
             layer = self.layers[0]
-            x = residual = self.fc(torch.cat([embedded, hidden], dim=-1))
-        angles = model.rotary_emb(x[None], torch.arange(len(ids))[None])
+            parts = self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)
+            residual = self.fc(torch.cat(parts, dim=-1))
+            x = layer.input_layernorm(residual)
+        angles = target.model.rotary_emb(x[None], torch.arange(len(ids))[None])
         attended, _ = layer.self_attn(x[None], position_embeddings=angles, attention_mask=None)
         residual = residual + attended[0]
         after = residual + layer.mlp(layer.post_attention_layernorm(residual))
-        return (
-            self.lm_head(self.norm(after)) if self.is_third else self.target.lm_head(after)
-        ), after
+        normed = self.norm(after)
+        return (self.lm_head(normed), after) if self.is_third else (target.lm_head(normed), normed)
 
 
 class Drafter:
@@ -70,20 +78,25 @@ class Drafter:
         torch.manual_seed(seed)
         self.method, self.folder = method, folder
         self.model = AutoModelForCausalLM.from_pretrained(target).eval()
-        self.head: EagleHead | None = None
+        self.head: Head | None = None
         if method == "draft_model":
             for parameter in self.model.parameters():
                 if parameter.dim() > 1:
                     parameter.data += 0.2 * parameter.std() * torch.randn_like(parameter)
             self.model.save_pretrained(folder)
             return
-        self.head = EagleHead(self.model, method == "eagle3").eval()
+        self.head = Head(self.model, method).eval()
         for name, parameter in self.head.named_parameters():
             if parameter.dim() > 1 and name != "fc.weight":
                 parameter.data *= 6
-        save_model(self.head, str(folder / "model.safetensors"))
+        weights = self.head.state_dict()
         config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": 1}
         config["architectures"] = ["LlamaForCausalLM"]
+        if method == "mtp":
+            config |= {"architectures": ["ExaoneMoeForCausalLM"], "model_type": "exaone_moe"}
+            weights = {f"mtp.{name}": tensor for name, tensor in weights.items()}
+            weights |= self.model.state_dict()
+        save_file(weights, folder / "model.safetensors")
         if self.head.is_third:
             config |= {
                 "architectures": ["LlamaForCausalLMEagle3"],
