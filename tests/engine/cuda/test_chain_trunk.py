@@ -16,7 +16,10 @@ from redrafter_testing.engines import budgets, followed_texts
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import memory_pool, recorded_graphs
-from redrafter_testing.models.vllm_drafters import Drafter
+from redrafter_testing.models.families import EXPERTS
+from redrafter_testing.models.families.chained import CHAINED
+from redrafter_testing.models.families.family import Family
+from redrafter_testing.models.vllm_drafters import Drafter, add_mtp_layer
 from redrafter_testing.oracles import oracle_v2
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import assert_logprobs_close, single_tokens_of
@@ -169,3 +172,32 @@ def test_trimmed_trees_and_steps_without_a_draft_leave_drafts_as_they_are(
     assert share_afresh(trimmed, drafter, few_tokens_plain, sampling) == 1
     (lengths,) = trimmed.rpc(budgets.lengths)
     assert set(lengths) == {0, LENGTH}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [f for f in (*EXPERTS, *CHAINED) if f.name.startswith(("Glm4Moe", "Qwen3Next", "Deepseek"))],
+    ids=lambda family: family.name,
+)
+def test_mtp_layers_of_the_target_s_own_draft_what_they_draft_in_vllm_s_chains(
+    family: Family, tmp_path: Path
+) -> None:
+    """On trees, and on chains of recurrent layers and of MLA."""
+    target = family.make(tmp_path / "target")
+    add_mtp_layer(target)
+    asked, own = family.questions(4, 40), {"method": "mtp", "num_speculative_tokens": 3}
+    arguments = {"skip_tokenizer_init": True, "max_num_batched_tokens": 64, **family.arguments}
+    with interpreted_engine(target, **arguments) as plain:
+        expected = plain.run(asked)
+    drafts = []
+    for config in (own, {"draft": own, "num_speculative_tokens": 6, "adaptive": False}):
+        with interpreted_engine(
+            target, attention_kernels=True, speculative_config=config, **arguments
+        ) as llm:
+            llm.rpc(followed_texts.keep)
+            answers = llm.run(asked)
+            (drafted,) = llm.rpc(followed_texts.kept)
+            drafts.append({tuple(text): tokens for text, tokens in drafted})
+    assert answers == expected, "ours: vLLM's own noise is another"
+    both = drafts[0].keys() & drafts[1].keys()
+    assert len(both) > 30 and all(drafts[0][text] == drafts[1][text] for text in both)

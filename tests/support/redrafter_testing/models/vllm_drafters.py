@@ -11,13 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 AUX_LAYERS = [0, 1]
+
+
+def add_mtp_layer(target: Path) -> None:
+    """Of its own, as Qwen3-Next names it or DeepSeek: its last layer, of the sum of its inputs."""
+    weights, last = load_file(target / "model.safetensors"), "model.layers.1."
+    of_target = weights["model.norm.weight"]
+    start, layer, joins = "model.layers.2.", "", "eh_proj"
+    norms = ["enorm", "hnorm", "shared_head.norm"]
+    if "model.layers.0.linear_attn.A_log" in weights:
+        start, layer, joins = "mtp.", "layers.0.", "fc"
+        norms = ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"]
+    added = {name.replace(last, layer): w for name, w in weights.items() if name.startswith(last)}
+    added |= {f"{name}.weight": of_target for name in norms}
+    added[f"{joins}.weight"] = torch.eye(len(of_target)).to(of_target).repeat(1, 2)
+    weights |= {start + name: tensor.clone() for name, tensor in added.items()}
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
 class Head(nn.Module):
