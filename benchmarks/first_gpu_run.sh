@@ -126,9 +126,9 @@ done
 
 part environment 60
 # With torch's sync debug mode.
-tests no_waiting 90 "$repo/tests/engine/cuda/test_draft_search.py" -n 0 -k does_not_wait
+tests no_waiting 90 "$repo/tests/engine/v2/test_draft_search.py" -n 0 -k does_not_wait
 # The real FlashAttention, against attention in float64.
-tests flash_attention 60 "$repo/tests/engine/cuda/test_flash_attention.py" -n 0
+tests flash_attention 60 "$repo/tests/engine/v2/test_flash_attention.py" -n 0
 part parity 300
 if [[ $model ]]; then
     logged steps_ours 240 --drafter "$drafter"

@@ -4,7 +4,7 @@
 For a vLLM version of which no CPU build is published:
 
     python scripts/overlay_vllm.py vllm-0.33.0-….whl /tmp/vllm-0.33
-    PYTHONPATH=/tmp/vllm-0.33 .venv/bin/pytest tests/engine/test_vllm_interface.py tests/engine/cuda
+    PYTHONPATH=/tmp/vllm-0.33 .venv/bin/pytest tests/engine/test_vllm_interface.py tests/engine/v2
 
 Packages that only the other version asks for are yours to install (0.33's server: orjson).
 

@@ -28,7 +28,7 @@ from vllm_redrafter.engine.vllm_interface import FILE, described
 
 PACKAGE = Path(vllm_redrafter.__file__).parent
 MEMBERS = Path(__file__).with_name("vllm_members.toml")
-KINDS = "both", "cpu", "cuda", "offline"
+KINDS = "both", "cpu", "v2", "offline"
 
 
 @functools.cache

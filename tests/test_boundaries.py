@@ -6,6 +6,7 @@ TYPE_CHECKING as well.
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -26,7 +27,8 @@ FLOORS = (
     ("cli.options",),
     ("cli", "plugin"),
     ("engine.selection", "engine.speculative_config"),
-    ("engine.cpu", "engine.cuda"),
+    ("engine.cpu.v1", "engine.v2"),
+    ("engine.cpu",),
     ("engine", "evaluation", "mlx", "offline", "triton_kernels"),
     ("training",),
     ("replay",),
@@ -45,7 +47,7 @@ or above. A module belongs to the room that its name begins with, to the longest
 
 
 def sources() -> dict[str, str]:
-    """By name within the package, such as `engine.cpu.runner`: what a module consists of."""
+    """By name within the package, such as `engine.cpu.v1.runner`: what a module consists of."""
     found = {}
     for folder, prefix in ((PACKAGE, ()), (KERNELS, ("triton_kernels",))):
         for path in folder.rglob("*.py"):
@@ -125,6 +127,17 @@ def test_vllm_is_imported_by_engines_offline_and_the_plugin_alone(module: str) -
     assert "vllm" not in {name.split(".")[0] for name in imported(MODULES[module])}
 
 
+V1 = re.compile(
+    r"vllm\.v1\.(sample|spec_decode\.metadata|worker\.(gpu_input_batch|gpu_model_runner|cpu_\w+))\b"
+)
+"""The runner of vLLM that is called deprecated, its sampler and what these hand around."""
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_what_model_runner_v1_has_alone_is_imported_by_one_folder(module: str) -> None:
+    assert room(module) == "engine.cpu.v1" or not any(map(V1.match, imported(MODULES[module])))
+
+
 @pytest.mark.parametrize("module", [name for name in sorted(MODULES) if room(name) == "heads"])
 def test_heads_import_neither_triton_nor_numba(module: str) -> None:
     assert not {"triton", "numba"} & reached(module, MODULES)
@@ -158,6 +171,6 @@ def test_planted_imports_that_run_up_reach_numba_or_close_a_circle_are_found() -
     line = "from vllm_redrafter.utils.top_of_many import top"
     planted = MODULES | {"heads.norm": f"{MODULES['heads.norm']}\n\n{line}\n"}
     assert "numba" in reached("heads.gated", planted)
-    line = "from vllm_redrafter.engine.cuda import tree_verifier"
-    planted = MODULES | {"engine.cuda.verification": line}
-    assert set(circle(planted)) == {"engine.cuda.tree_verifier", "engine.cuda.verification"}
+    line = "from vllm_redrafter.engine.v2 import tree_verifier"
+    planted = MODULES | {"engine.v2.verification": line}
+    assert set(circle(planted)) == {"engine.v2.tree_verifier", "engine.v2.verification"}

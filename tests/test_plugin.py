@@ -25,7 +25,7 @@ from vllm_redrafter.checkpoints.writing import save_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published, vllm_interface
 from vllm_redrafter.engine.chains import NODES_WITH_STATES
-from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.v1.proposer import TreeProposer
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.utils import names

@@ -329,7 +329,7 @@ def _unsupported_by_v2(
 ) -> list[str]:
     features = original(vllm_config)
     worker = vllm_config.parallel_config.worker_cls
-    if vllm_config.speculative_config is None or worker != names.CUDA_WORKER:
+    if vllm_config.speculative_config is None or worker != names.V2_WORKER:
         return features
     return [f for f in features if f != "speculative method 'custom_class'"]
 
@@ -364,7 +364,7 @@ def _validate_spec_decode(
         check_request(params.extra_args, speculative_config.num_speculative_tokens)
     except ConfigError as error:
         raise VLLMValidationError(str(error), parameter="extra_args") from error
-    if worker == names.CUDA_WORKER:
+    if worker == names.V2_WORKER:
         return None
     if getattr(params, "thinking_token_budget", None) is not None:
         raise VLLMValidationError(

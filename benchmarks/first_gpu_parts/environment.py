@@ -42,7 +42,7 @@ def missing() -> list[str]:
     from vllm_redrafter.engine.vllm_interface import first_change
 
     plugins = metadata.entry_points(group="vllm.general_plugins")
-    change = first_change(Path(vllm.__file__).parents[1], "cuda")
+    change = first_change(Path(vllm.__file__).parents[1], "v2")
     wanted = {
         "vLLM does not take this machine for one with CUDA": current_platform.is_cuda(),
         f"vLLM {vllm.__version__} is not supported: {change}": change is None,

@@ -191,7 +191,7 @@ def test_every_wrap_and_every_exchanged_class_of_vllm_has_its_row() -> None:
     page = (REPO / "docs" / "upstream.md").read_text()
     package = REPO / "vllm_redrafter"
     wraps = re.findall(r'_wrap\((\w+), "(\w+)"', (package / "plugin.py").read_text())
-    runner = (package / "engine" / "cuda" / "runner.py").read_text()
+    runner = (package / "engine" / "v2" / "runner.py").read_text()
     exchanged = set(re.findall(r'patched\(model_runner, "(\w+)"', runner))
     assert len({*wraps}) == len(wraps) == 8
     for heading, names in (

@@ -21,7 +21,7 @@ from redrafter_testing.gpu import cuda_engine_on_cpu
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.engine import kv_connectors
 from vllm_redrafter.engine.cpu import attention as cpu_attention
-from vllm_redrafter.engine.cuda import attention as cuda_attention
+from vllm_redrafter.engine.v2 import attention as cuda_attention
 
 plugin.register()
 

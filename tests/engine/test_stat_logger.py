@@ -142,7 +142,7 @@ def start_front_end(
     return found
 
 
-@pytest.mark.parametrize("worker", [names.CPU_WORKER, names.CUDA_WORKER])
+@pytest.mark.parametrize("worker", [names.CPU_WORKER, names.V2_WORKER])
 def test_a_front_end_gets_our_logger_and_a_directory_while_it_starts(
     folder: Path, worker: str
 ) -> None:

@@ -55,7 +55,7 @@ def test_the_extras_install_recorded_versions_and_refuse_no_newer_one() -> None:
     assert cpu.operator == "==" and cpu.version in RECORDED["versions"]
 
 
-@pytest.mark.parametrize("engine", ["cpu", "cuda"])
+@pytest.mark.parametrize("engine", ["cpu", "v2"])
 def test_what_is_installed_fits_without_an_import_in_a_moment(engine: str) -> None:
     before, start = set(sys.modules), time.process_time()
     assert first_change(INSTALLED, engine) is None
@@ -95,7 +95,7 @@ LAST, OPTIONAL = "        num_speculative_tokens: int | None = None,\n", "      
     ("engine", "file", "old", "new", "message"),
     [
         ("cpu", RUNNER, "use_aux_hidden_state_outputs", "aux", r"\.use_aux_\w+ is missing\."),
-        ("cuda", SPECULATOR, CLASS, CLASS + ABSTRACT, "is class, abstract warm_up, .* was class, "),
+        ("v2", SPECULATOR, CLASS, CLASS + ABSTRACT, "is class, abstract warm_up, .* was class, "),
         ("cpu", OPS, SPLITS, SPLITS + MORE, r"_metadata is \(.*, num_splits, .*\), and was \("),
         ("cpu", OPS, SPLITS, "", r"_metadata is \(.*\), and was \(.*, enable_kv_split, "),
         (
@@ -106,7 +106,7 @@ LAST, OPTIONAL = "        num_speculative_tokens: int | None = None,\n", "      
             r"_metadata is \(.*, extra, dynamic_",
         ),
         # Ours stands in its place, and takes no such argument.
-        ("cuda", SPECULATOR, LAST, LAST + OPTIONAL, r"propose is \(.*, extra\), and was \("),
+        ("v2", SPECULATOR, LAST, LAST + OPTIONAL, r"propose is \(.*, extra\), and was \("),
     ],
     ids=["renamed", "abstract", "asks-for-more", "takes-less", "reordered", "gives-more"],
 )
@@ -118,7 +118,7 @@ def test_a_change_of_what_an_engine_relies_on_is_refused_by_name(
         check_vllm(engine)
     for part in ("vLLM 0.35.0", "It runs on 0.32 and 0.33: install one", ISSUES):
         assert part in str(refused.value)
-    check_vllm("cuda" if engine == "cpu" else "cpu")
+    check_vllm("v2" if engine == "cpu" else "cpu")
 
 
 def test_what_is_new_is_harmless_and_the_version_warned_of(

@@ -25,9 +25,9 @@ import_kernels(*LAUNCHING, despite_gpu=True)
 from vllm_redrafter.checkpoints.conversion import convert  # noqa: E402
 from vllm_redrafter.checkpoints.reading import load_drafter  # noqa: E402
 from vllm_redrafter.engine.cpu.heads.forms import packed_form  # noqa: E402
-from vllm_redrafter.engine.cpu.proposer import packed  # noqa: E402
 from vllm_redrafter.engine.cpu.search import search  # noqa: E402
-from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.engine.cpu.v1.proposer import packed  # noqa: E402
+from vllm_redrafter.engine.v2.draft_search import DraftSearch  # noqa: E402
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search  # noqa: E402
 from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
 

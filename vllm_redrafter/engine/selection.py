@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm_redrafter.engine.chains import chain_reasons
-from vllm_redrafter.engine.cpu import refusals as cpu
-from vllm_redrafter.engine.cuda import refusals as v2
-from vllm_redrafter.engine.cuda import schedule
+from vllm_redrafter.engine.cpu.v1 import refusals as cpu
+from vllm_redrafter.engine.v2 import refusals as v2
+from vllm_redrafter.engine.v2 import schedule
 from vllm_redrafter.engine.vllm_interface import check_vllm
 from vllm_redrafter.utils import names
 from vllm_redrafter.utils.errors import ConfigError
@@ -69,7 +69,7 @@ def engine_here() -> Engine:
             executor=names.CPU_EXECUTOR,
         )
     if current_platform.is_cuda() or _is_rocm_let_through():
-        return cuda_engine()
+        return v2_engine()
     raise ConfigError(
         "ReDrafter runs on vLLM's own platforms for CUDA and for CPUs, not on "
         f"{type(current_platform).__name__} (devices of type {current_platform.device_type!r}): "
@@ -77,15 +77,15 @@ def engine_here() -> Engine:
     )
 
 
-def cuda_engine() -> Engine:
+def v2_engine() -> Engine:
     """The engine for GPUs; vLLM knows its attention backend from here on."""
-    check_vllm("cuda")
+    check_vllm("v2")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(AttentionBackendEnum.CUSTOM, names.CUDA_TREE_ATTENTION)
+    register_backend(AttentionBackendEnum.CUSTOM, names.V2_TREE_ATTENTION)
     return Engine(
-        names.CUDA_WORKER,
-        names.CUDA_SPECULATOR,
+        names.V2_WORKER,
+        names.V2_SPECULATOR,
         is_v2=True,
         refusals=v2.refusals,
         chain_reasons=v2.chain_reasons,

@@ -5,7 +5,7 @@ It is read from vLLM's files as Python compiled them: none is imported or run, w
 `scripts/record_vllm.py` writes what is relied on into vllm_interface.json:
 
 - `versions`: those recorded, and why what differs from the version before does not concern us.
-- `cpu`, `cuda`, `both`, `offline`: by who relies on it, what each symbol is (`described`), in all
+- `cpu`, `v2`, `both`, `offline`: by who relies on it, what each symbol is (`described`), in all
   versions, or by the version from which on it is that; null where it does not exist.
 - `strict`: base classes of ours, and functions for which ours stand in and take no more arguments.
 """
@@ -31,7 +31,7 @@ ISSUES = "https://github.com/vllm-redrafter/vllm-redrafter/issues"
 MARK, ANNOTATE = "abstractmethod", "__annotate__"  # a decorator; Python 3.14's annotations
 
 
-def check_vllm(engine: Literal["cpu", "cuda"]) -> None:
+def check_vllm(engine: Literal["cpu", "v2"]) -> None:
     """Warn of a version not recorded; ConfigError where what the engine relies on is changed."""
     import vllm
     from vllm.logger import init_logger
@@ -54,7 +54,7 @@ def check_vllm(engine: Literal["cpu", "cuda"]) -> None:
         )
 
 
-def first_change(root: Path, engine: Literal["cpu", "cuda"]) -> str | None:
+def first_change(root: Path, engine: Literal["cpu", "v2"]) -> str | None:
     """What the engine relies on and is not there, or is changed, in the vLLM below `root`.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head in few launches: what `engine/cuda/draft_search.py` asks of a head on a GPU."""
+"""A head in few launches: what `engine/v2/draft_search.py` asks of a head on a GPU."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 

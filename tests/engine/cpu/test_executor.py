@@ -11,7 +11,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker import cpu_worker
 
 from vllm_redrafter.engine.cpu.executor import DraftedOutput, TreeExecutor
-from vllm_redrafter.engine.cpu.worker import ReDrafterCPUWorker
+from vllm_redrafter.engine.cpu.v1.worker import ReDrafterCPUWorker
 
 DRAFTS = DraftTokenIds(["a"], [[1, 2]])
 PLAIN = ModelRunnerOutput(["a"], {"a": 0}, [[7]])

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from redrafter_testing.models.head_forms import random_head
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.heads.gated import PackedGatedHead
-from vllm_redrafter.engine.cpu.proposer import packed
 from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.engine.cpu.v1.proposer import packed
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.head import DraftHead, HeadConfig, Pack, SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.planner import Step
-from vllm_redrafter.engine.cuda import node_confidence
+from vllm_redrafter.engine.v2 import node_confidence
 
 GRAPHS = (2, 8, 32, 96)
 """Rows of each, for decoding steps alone. The largest batch has 104, beyond vLLM's own sizes."""

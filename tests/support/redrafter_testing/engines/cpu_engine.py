@@ -26,6 +26,6 @@ def cpu_engine(
 
 def measure_briefly() -> None:
     """For `setup`, where the budget may decide what it likes: costs are measured in no time."""
-    from vllm_redrafter.engine.cpu import costs
+    from vllm_redrafter.engine.cpu.v1 import costs
 
     costs.MAX_SECONDS = costs.WARM_UP_SECONDS = 0.2

@@ -35,7 +35,7 @@ def kept(worker: Any) -> list[tuple[list[int], list[int]]]:
 
 def gather_alone(worker: Any, dimensions: tuple[int, ...]) -> None:
     """From here on only such rows of accepted paths are moved: 1 for tokens, 2 for states."""
-    from vllm_redrafter.engine.cuda import chain_trunk
+    from vllm_redrafter.engine.v2 import chain_trunk
     from vllm_redrafter.triton_kernels.compact_kv import gather_path
 
     def gather(path: Any, row_start: Any, rows: list[torch.Tensor]) -> None:
@@ -46,7 +46,7 @@ def gather_alone(worker: Any, dimensions: tuple[int, ...]) -> None:
 
 def return_strided(worker: Any) -> None:
     """From here on the drafter's tokens are every second one of memory."""
-    from vllm_redrafter.engine.cuda.chain_trunk import _Chain
+    from vllm_redrafter.engine.v2.chain_trunk import _Chain
 
     sample_draft = _Chain.sample_draft
 

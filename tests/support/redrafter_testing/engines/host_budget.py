@@ -11,7 +11,7 @@ import pytest
 import torch
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-from vllm_redrafter.engine.cuda.stats import StepTimer
+from vllm_redrafter.engine.v2.stats import StepTimer
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 
 

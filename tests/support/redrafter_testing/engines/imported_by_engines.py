@@ -14,6 +14,6 @@ if "TRITON_INTERPRET" in os.environ:
 else:
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
-    import vllm_redrafter.engine.cpu.worker  # noqa: F401
+    import vllm_redrafter.engine.cpu.v1.worker  # noqa: F401
 
 gc.freeze()  # vLLM collects garbage several times while it starts

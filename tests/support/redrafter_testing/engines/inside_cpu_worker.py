@@ -105,7 +105,7 @@ def compiled_loops(_: object) -> dict[str, list[str]]:
 
 def record_candidates(worker: Any) -> None:
     """Fill `worker.candidates` with how many candidates each draft chooses from."""
-    from vllm_redrafter.engine.cpu import proposer
+    from vllm_redrafter.engine.cpu.v1 import proposer
 
     search, worker.candidates = proposer.search, set()
 

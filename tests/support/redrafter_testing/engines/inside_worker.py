@@ -72,7 +72,7 @@ def experts_of_rank(worker: Any) -> list[int]:
 
 def sample_in_chunks(worker: Any, rows: int) -> None:
     """Logits are sampled in chunks of at most this many rows, as those above 1 GB are."""
-    from vllm_redrafter.engine.cuda import tree_verifier
+    from vllm_redrafter.engine.v2 import tree_verifier
 
     worker.whole = tree_verifier.get_max_chunk_logits, tree_verifier._iter_request_chunks
     worker.chunks_of_steps = []
@@ -88,7 +88,7 @@ def sample_in_chunks(worker: Any, rows: int) -> None:
 
 def stop_sampling_in_chunks(worker: Any) -> list[int]:
     """Returns how many chunks each step had."""
-    from vllm_redrafter.engine.cuda import tree_verifier
+    from vllm_redrafter.engine.v2 import tree_verifier
 
     tree_verifier.get_max_chunk_logits, tree_verifier._iter_request_chunks = worker.whole
     return worker.chunks_of_steps
@@ -164,7 +164,7 @@ def kv_caches(worker: Any) -> list[tuple[str, float, float]]:
 
 def made_by_the_gpu_worker(worker: Any) -> list[str]:
     """Another model runner, made as CUDA's worker makes it: its class, and its speculator's."""
-    from vllm_redrafter.engine.cuda.worker import ReDrafterWorker
+    from vllm_redrafter.engine.v2.worker import ReDrafterWorker
 
     runner = ReDrafterWorker._make_model_runner(worker)
     assert runner is not worker.model_runner

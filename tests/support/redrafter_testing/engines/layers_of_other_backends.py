@@ -13,7 +13,7 @@ def derived_backend() -> None:
 
 
 def _with_derived_backend(attention: Any, *args: Any, prefix: str, **kwargs: Any) -> Any:
-    from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend
+    from vllm_redrafter.engine.v2.attention import TreeAttentionBackend
 
     if ".1." in prefix:
         kwargs["attn_backend"] = type("OwnBackend", (TreeAttentionBackend,), {})

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 
-from vllm_redrafter.engine.cpu import context_matching
+from vllm_redrafter.engine.cpu.v1 import context_matching
 from vllm_redrafter.utils.patching import patched
 
 

@@ -10,6 +10,6 @@ from vllm_redrafter.utils import names
 
 if __name__ == "__main__":
     names.CPU_PROPOSER = CPU_ORACLE
-    names.CUDA_SPECULATOR = V2_ORACLE
+    names.V2_SPECULATOR = V2_ORACLE
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
     main()

@@ -27,7 +27,7 @@ class Watch(TorchDispatchMode):
 def watch_cpu() -> None:
     """For `setup` of a CPU engine, which then measures all sizes, however slow this machine is."""
     from vllm_redrafter.drafting import time_sizes
-    from vllm_redrafter.engine.cpu import costs, runner
+    from vllm_redrafter.engine.cpu.v1 import costs, runner
 
     measure_costs = runner.measure_costs
 
@@ -42,7 +42,7 @@ def watch_cpu() -> None:
 def watch_v2() -> None:
     """For `setup` of an engine on Model Runner V2, which then replays graphs, as on a GPU."""
     from redrafter_testing.gpu import recorded_graphs
-    from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
+    from vllm_redrafter.engine.v2.runner import GPUTreeModelRunner
 
     recorded_graphs.use(GRAPHS)
     dummy_run = GPUTreeModelRunner._dummy_run

@@ -14,6 +14,6 @@ def use(put: Callable[[Any, str, Any], None] = setattr) -> None:
     from vllm_redrafter.engine import selection
     from vllm_redrafter.utils import names
 
-    put(names, "CUDA_WORKER", WORKER)
+    put(names, "V2_WORKER", WORKER)
     put(names, "WORKERS", (names.CPU_WORKER, WORKER))
-    put(plugin, "engine_here", lambda: replace(selection.cuda_engine(), tree_arguments={}))
+    put(plugin, "engine_here", lambda: replace(selection.v2_engine(), tree_arguments={}))

@@ -13,10 +13,10 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from redrafter_testing.gpu import torch_drafting
 from redrafter_testing.gpu.host_event import HostEvent
-from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
-from vllm_redrafter.engine.cuda.worker import TreeWorker
 from vllm_redrafter.engine.speculation import Settings
-from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
+from vllm_redrafter.engine.v2.runner import GPUTreeModelRunner
+from vllm_redrafter.engine.v2.worker import TreeWorker
+from vllm_redrafter.utils.names import V2_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
 
 cuda: Any = torch.cuda
@@ -35,7 +35,7 @@ class InterpretedWorker(TreeWorker, cpu_worker.CPUWorker):
         super().__init__(*args, **kwargs)
         if Settings.of(self.vllm_config).config.tree != "chain":
             # The CPU platform always asks for CPU_ATTN; only this process sees the override.
-            register_backend(AttentionBackendEnum.CPU_ATTN, CUDA_TREE_ATTENTION)
+            register_backend(AttentionBackendEnum.CPU_ATTN, V2_TREE_ATTENTION)
 
     def init_device(self) -> None:
         # The class is imported by name when it is needed.

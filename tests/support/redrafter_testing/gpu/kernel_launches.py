@@ -61,7 +61,7 @@ class Attention:
     sinks: bool = False
 
     def __call__(self) -> None:
-        """As engine/cuda/attention.py: K and V are halves of one row of 2 x head_dim."""
+        """As engine/v2/attention.py: K and V are halves of one row of 2 x head_dim."""
         sizes = self.head_dim, 2, self.group, self.block_size, *DTYPES[self.dtype]
         trees = [(CONTEXT, chain(self.nodes))]
         launch = Launch(torch.device("cpu"), trees, Shape(*sizes, "side by side"))

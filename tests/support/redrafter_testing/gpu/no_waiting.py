@@ -92,7 +92,7 @@ def watch(worker: Any) -> None:
     """Watch our parts of the step from here on; the interpreter, the device, may read tensors."""
     from triton.runtime.interpreter import GridExecutor
 
-    from vllm_redrafter.engine.cuda import verification
+    from vllm_redrafter.engine.v2 import verification
 
     worker.no_waiting = watcher = NoWaiting()
     worker.watched_calls = 0

@@ -241,8 +241,8 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES, flash_attention: bool = False) -> 
     from vllm.v1.worker.workspace import init_workspace_manager
 
     from redrafter_testing.engines.interpreted_engine import settle_worker
-    from vllm_redrafter.engine.cuda import budget
-    from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
+    from vllm_redrafter.engine.v2 import budget
+    from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 
     update = CpuPlatform.check_and_update_config.__func__
 

@@ -17,7 +17,7 @@ def use() -> None:
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.gpu.sample import sampler, states
 
-    from vllm_redrafter.engine.cuda import one_pass_sampler
+    from vllm_redrafter.engine.v2 import one_pass_sampler
 
     topk_topp_sampler.HAS_TRITON = False
     triton_attn.triton_reshape_and_cache_flash = reshape_and_cache_flash

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_redrafter.engine.cuda.attention import TreeAttentionMetadata
+from vllm_redrafter.engine.v2.attention import TreeAttentionMetadata
 
 OF_DECODING = (
     "seq_threshold_3D",

@@ -167,7 +167,7 @@ STAND_INS: dict[str, dict[str, Any]] = {
         "observe_matches": observe_matches,
     },
 }
-"""By module of `engine/cuda`."""
+"""By module of `engine/v2`."""
 
 _kernels: list[tuple[Any, str, Any]] = []
 
@@ -176,7 +176,7 @@ def use(*names: str) -> None:
     """From here on these modules, or all of them, draft by torch in this process."""
     for name in names or STAND_INS:
         # By name: a test may have imported it afresh, for kernels that are interpreted.
-        module = import_module(f"vllm_redrafter.engine.cuda.{name}")
+        module = import_module(f"vllm_redrafter.engine.v2.{name}")
         for function, stand_in in STAND_INS[name].items():
             _kernels.append((module, function, getattr(module, function)))
             setattr(module, function, stand_in)

@@ -71,7 +71,7 @@ def use(put: Callable[[Any, str, Any], None] = setattr) -> None:
     from vllm.v1.attention.backends import flash_attn
 
     from redrafter_testing.gpu import replaced_parts
-    from vllm_redrafter.engine.cuda import flash_attention
+    from vllm_redrafter.engine.v2 import flash_attention
 
     # vLLM imports these on GPUs only.
     put(flash_attn, "flash_attn_varlen_func", flash_attn_varlen_func)

@@ -33,10 +33,10 @@ def import_interpreted(*modules: str) -> None:
 
 
 def import_kernels(*launching: str, despite_gpu: bool = False) -> None:
-    """Unless there is a GPU: all of our kernels so, and these modules of `engine/cuda` afresh."""
+    """Unless there is a GPU: all of our kernels so, and these modules of `engine/v2` afresh."""
     if despite_gpu or not ON_GPU:
         kernels = iter_modules(triton_kernels.__path__, f"{triton_kernels.__name__}.")
-        modules = (f"vllm_redrafter.engine.cuda.{name}" for name in launching)
+        modules = (f"vllm_redrafter.engine.v2.{name}" for name in launching)
         import_interpreted(*(kernel.name for kernel in kernels), *modules)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from vllm.v1.outputs import SamplerOutput
 
-from vllm_redrafter.engine.cpu import runner
-from vllm_redrafter.engine.cpu.path_sampler import sample_paths
+from vllm_redrafter.engine.cpu.v1 import runner
+from vllm_redrafter.engine.cpu.v1.path_sampler import sample_paths
 from vllm_redrafter.tree.acceptance import AcceptedPath
 
 

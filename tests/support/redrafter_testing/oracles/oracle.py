@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from redrafter_testing.oracles import CPU_ORACLE
-from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.v1.proposer import TreeProposer
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
 

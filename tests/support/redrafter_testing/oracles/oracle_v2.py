@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from redrafter_testing.oracles import V2_ORACLE
 from redrafter_testing.oracles.oracle import WIDTH, Oracle
-from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
+from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
 
@@ -44,7 +44,7 @@ def use() -> None:
     """Engines started in this process draft with the oracle, whatever else is as always."""
     from vllm_redrafter.utils import names
 
-    names.CUDA_SPECULATOR = V2_ORACLE
+    names.V2_SPECULATOR = V2_ORACLE
 
 
 def schedule_asynchronously() -> None:
