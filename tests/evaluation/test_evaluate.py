@@ -115,7 +115,9 @@ def test_evaluate_records_the_shape_that_it_recommends(
     printed = printed_by(*command, *grid, figures, "--record")
     assert f"recordedin{drafter / 'config.json'}" in printed.replace(" ", "")
 
-    shapes = json.loads((tmp_path / "figures.json").read_text())["results"]
+    written = json.loads((tmp_path / "figures.json").read_text())
+    assert written["tokens_per_step_of_chains"] == {}, "nobody asked for them"
+    shapes = written["results"]
     best = max(shapes, key=lambda shape: shape["speed_up"])
     size = best["num_speculative_tokens"], best["beam_width"], best["beam_length"]
     expected = ReDrafterConfig(*size)

@@ -181,7 +181,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     ks = {shape.num_speculative_tokens for shape in grid if config.trunk}
     nodes = sorted(k for k in ks if k >= served.beam_length)
     with_chains = [replace(beside, num_speculative_tokens=k) for k in nodes]
-    of_chains = estimate_chains(drafter, target, rows, with_chains)
+    of_chains = estimate_chains(drafter, target, rows, with_chains) if nodes else {}
     sampled = written.sampled[text.indices]
     return Evaluation(
         results=results,

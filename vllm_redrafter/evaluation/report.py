@@ -44,7 +44,7 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     for name, found in _with_matches(evaluation).items():
         table.add_row(name, f"{found['all']:.2f}", f"{found['second_half']:.2f}")
     console.print(table)
-    if any(evaluation.of_chains.values()):
+    if evaluation.of_chains:
         console.print(_chains(evaluation))
 
 
