@@ -137,7 +137,9 @@ def _create_engine_config(
     create = functools.partial(
         _create_speculative_config, args.create_speculative_config, config.num_speculative_tokens
     )
-    with _changed(args, changed), patched(type(args), "create_speculative_config", create):
+    # From Python 3.14 on a class hands a bare partial `self`, which `create` has.
+    static = staticmethod(create)
+    with _changed(args, changed), patched(type(args), "create_speculative_config", static):
         vllm_config = original(args, *rest, **kwargs)
     _check_target(vllm_config, drafter, engine)
     # Read by `_validate_spec_decode`.
