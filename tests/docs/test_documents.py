@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents name exists: files, headings, options, settings, versions."""
 
+import ast
 import dataclasses
 import json
 import re
@@ -184,6 +185,17 @@ def test_speed_ups_that_are_repeated_were_measured_and_the_readme_is_short() -> 
     assert len(choose) > 30 and not {*choose} - {*numbers, *heads}
     assert not {*FIGURE.findall(results + start.split("\n## ")[0])} - {*numbers}
     assert len(readme.split()) <= 700
+
+
+def test_messages_that_are_quoted_as_ours_are_the_package_s() -> None:
+    page = (REPO / "docs" / "troubleshooting.md").read_text()
+    ours = page.split("\n## Messages of ReDrafter\n")[1].split("\n## ")[0]
+    trees = (ast.parse(path.read_text()) for path in (REPO / "vllm_redrafter").rglob("*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    written = "\n".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
+    quoted = re.findall(r"```text\n(.+)\n```", ours)
+    assert len(quoted) > 10
+    assert not [part for text in quoted for part in text.split("…") if part not in written]
 
 
 def test_every_wrap_and_every_exchanged_class_of_vllm_has_its_row() -> None:
