@@ -73,12 +73,12 @@ def test_the_build_gets_all_that_a_wheel_is_built_from() -> None:
 
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana-redrafter.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-ALERTS = [
-    rule["alert"]
+ALERTS = {
+    rule["alert"]: rule["annotations"]["runbook_url"]
     for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
     if "alert" in rule
-]
+}
 METRIC = re.compile(r"(?<![\w:-])(?:redrafter|vllm):[a-z]\w+\b(?!\*)")
 
 
@@ -119,4 +119,6 @@ def test_every_counter_is_on_the_dashboard_and_every_panel_and_alert_is_explaine
     assert not {f"{metric.split()[0]}_total" for metric in METRICS} - shown
     text = (REPO / "docs" / "deploy.md").read_text()
     assert not [panel["title"] for panel in PANELS if panel["title"] not in text]
-    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == ALERTS
+    (site,) = re.findall(r"^site_url: (\S+)$", (REPO / "mkdocs.yml").read_text(), re.MULTILINE)
+    alerts = re.findall(r"^### (ReDrafter\w+)$", text, re.MULTILINE)
+    assert {name: f"{site}latest/deploy/#{name.lower()}" for name in alerts} == ALERTS
