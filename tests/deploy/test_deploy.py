@@ -49,7 +49,7 @@ def test_a_server_gets_longer_to_end_than_its_requests() -> None:
 
 def test_images_have_the_vllm_that_is_tested_and_no_privileges() -> None:
     gpu, cpu = ((DEPLOY / name).read_text() for name in ("Dockerfile", "cpu.Dockerfile"))
-    image = re.search(r"^FROM vllm/vllm-openai:v(\S+)$", gpu, re.MULTILINE)
+    image = re.search(r"^ARG VLLM=vllm/vllm-openai:v(\S+)$", gpu, re.MULTILINE)
     workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
     tested = workflow["jobs"]["overlay"]["strategy"]["matrix"]["vllm"]
     assert image is not None and image[1] == tested[-1]
@@ -59,6 +59,7 @@ def test_images_have_the_vllm_that_is_tested_and_no_privileges() -> None:
         assert build.replace("==", " ") in text
     for text in (gpu, cpu):
         assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "2000:0"
+    assert not re.findall(r"^FROM [^\s:]+:(?!\S+@sha256:[0-9a-f]{64} )", gpu + cpu, re.MULTILINE)
 
 
 def test_the_build_gets_all_that_a_wheel_is_built_from() -> None:

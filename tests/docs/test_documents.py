@@ -52,7 +52,7 @@ ACCELERATE = {
 }
 DEPLOYMENT = {
     *("--gpus", "--shm-size", "--cap-add", "--security-opt", "--stop-timeout"),
-    *("--rm", "--entrypoint", "--no-index", "--timeout", "--now", "--config"),
+    *("--from-env-file", "--no-index", "--timeout", "--now", "--config"),
 }
 OTHERS_FLAGS = {
     *(*ACCELERATE, *DEPLOYMENT),
