@@ -3,6 +3,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,37 +19,34 @@ from vllm_redrafter.engine.stat_logger import METRICS
 REPO = Path(__file__).parents[2]
 DEPLOY = REPO / "deploy"
 UNIT = DEPLOY / "vllm-redrafter.service"
-RESOURCES: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+SERVER, CHART = (DEPLOY / name for name in ("kubernetes/base/server.yaml", "production-stack.yaml"))
 
 
-@pytest.mark.parametrize(
-    "name", ["kubernetes.yaml", "vllm-redrafter.service", "vllm-redrafter.env"]
-)
-def test_the_server_s_options_exist(name: str) -> None:
+@pytest.mark.parametrize("name", [SERVER, CHART, UNIT, "vllm-redrafter.env"])
+def test_the_server_s_options_exist(name: str | Path) -> None:
     text = re.sub(r"^\s*#.*$", "", (DEPLOY / name).read_text(), flags=re.MULTILINE)
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text))
     assert named and not named - options_of_vllm()
 
 
-@pytest.mark.parametrize("resource", RESOURCES, ids=lambda resource: resource["kind"])
-def test_a_resource_has_kubernetes_schema(resource: dict[str, Any]) -> None:
-    kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl builds what it applies")
+@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
+def test_an_overlay_builds_to_resources_of_kubernetes_schema(overlay: str) -> None:
+    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / overlay)]
+    built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for resource in yaml.safe_load_all(built):
+        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+    assert ("nvidia.com/gpu: " in built) == (" --model\n" not in built) == (overlay == "gpu")
 
 
 def test_a_server_gets_longer_to_end_than_its_requests() -> None:
-    (pod,) = (r["spec"]["template"]["spec"] for r in RESOURCES if r["kind"] == "Deployment")
-    stop = re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)
-    assert stop is not None
-    arguments = " ".join(pod["containers"][0]["args"])
-    for text, limit in (
-        (arguments, pod["terminationGracePeriodSeconds"]),
-        (UNIT.read_text(), int(stop[1])),
-    ):
-        grace = re.search(r"--shutdown-timeout (\d+)", text)
-        assert grace is not None and int(grace[1]) < limit
+    for file, limit in ((SERVER, "terminationGracePeriodSeconds: "), (UNIT, "TimeoutStopSec=")):
+        (grace,) = re.findall(r'--shutdown-timeout(?:, "| )(\d+)', file.read_text())
+        (stop,) = re.findall(rf"^ *{limit}(\d+)", file.read_text(), re.MULTILINE)
+        assert int(grace) < int(stop)
 
 
-def test_images_have_the_vllm_that_is_tested_and_no_privileges() -> None:
+def test_images_have_the_vllm_that_is_tested_this_version_and_no_privileges() -> None:
     gpu, cpu = ((DEPLOY / name).read_text() for name in ("Dockerfile", "cpu.Dockerfile"))
     image = re.search(r"^ARG VLLM=vllm/vllm-openai:v(\S+)$", gpu, re.MULTILINE)
     workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
@@ -60,6 +59,9 @@ def test_images_have_the_vllm_that_is_tested_and_no_privileges() -> None:
     for text in (gpu, cpu):
         assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "2000:0"
     assert not re.findall(r"^FROM [^\s:]+:(?!\S+@sha256:[0-9a-f]{64} )", gpu + cpu, re.MULTILINE)
+    manifests = SERVER.read_text() + CHART.read_text()
+    tags = re.findall(r'^ +(?:image: ghcr\.io/\S+:|tag: ")([\d.]+)"?$', manifests, re.MULTILINE)
+    assert tags == [project["version"]] * 2
 
 
 def test_the_build_gets_all_that_a_wheel_is_built_from() -> None:
@@ -94,16 +96,10 @@ def metrics_of_a_server() -> set[str]:
     return ours | theirs | {f"{name}{end}" for name in theirs for end in ("_total", "_bucket")}
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        *("deploy/grafana-redrafter.json", "deploy/alerts.yml", "deploy/alerts.test.yml"),
-        *("docs/deploy.md", "docs/serving.md"),
-    ],
-)
-def test_every_metric_that_is_named_exists(file: str) -> None:
-    named = set(METRIC.findall((REPO / file).read_text()))
-    assert not named - metrics_of_a_server()
+def test_every_metric_that_is_named_exists() -> None:
+    files = [*DEPLOY.glob("*.*"), *REPO.glob("docs/*.md")]
+    named = set(METRIC.findall("\n".join(file.read_text() for file in files)))
+    assert named and not named - metrics_of_a_server()
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
