@@ -39,9 +39,6 @@ FOLDERS = (
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/(?!NAME)[\w./-]*\w")
 """A file or folder of ours, in prose or in a command; NAME stands for one that is to be made."""
 
-IN_HISTORY = re.compile(r"`[^`\n]+` of commit [0-9a-f]{7}")
-"""A command that is no longer here, with a commit that has it."""
-
 FIGURE = re.compile(r"(?<![\w.])\d+\.\d\d(?!\d|\.\d)")
 """× plain, with two decimals; no version."""
 
@@ -106,7 +103,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 @documents
 def test_every_path_that_is_named_exists(document: Path) -> None:
-    named = set(PATH.findall(IN_HISTORY.sub("", text_of(document))))
+    named = set(PATH.findall(text_of(document)))
     assert not sorted(name for name in named if not (REPO / name).exists())
 
 
@@ -155,7 +152,7 @@ def test_every_command_and_its_options_exist(document: Path) -> None:
 @documents
 def test_every_option_that_is_named_is_somebody_s(document: Path) -> None:
     ours = set().union(*options().values())
-    named = set(FLAG.findall(IN_HISTORY.sub("", text_of(document))))
+    named = set(FLAG.findall(text_of(document)))
     assert not sorted(named - ours - other_flags())
 
 
