@@ -13,7 +13,7 @@ them, given as its speculative config; it can be repeated:
     --method '{"method": "redrafter", "num_speculative_tokens": 12,
                "draft": {"method": "eagle3", "model": "EAGLE", "num_speculative_tokens": 3}}'
 
-The last one is vLLM's drafter in a tree of ours. Without --drafter, no other of ours is measured.
+The last one is vLLM's drafter in a tree of ours. Without --drafter, no ReDrafter is measured.
 
 Prompts are asked again at every level and in every repeat. So before each measurement an engine
 forgets what it keeps across requests: prefixes, and answers, ReDrafter's and suffix decoding's.

@@ -94,7 +94,7 @@ def _refusals_of_drafts(vllm_config: VllmConfig, method: str) -> Iterator[str]:
     if given != read and eagle.get("use_aux_hidden_state", True):
         yield (
             f"the EAGLE-3 head {speculative.model!r} reads {read} layers of the target, and vLLM "
-            f"would hand it {given}, beyond its memory: list them in its config.json, as "
+            f"would hand it {given}: list them in its config.json, as "
             "eagle_aux_hidden_state_layer_ids beside architectures"
         )
 
