@@ -137,8 +137,9 @@ class ChainTrunk(Trunk):
             if self.chain.reads_states:
                 rows += [batch.positions, *(aux_hidden_states or [last_hidden_states])]
             gather_path(self._verification.path[:verified], staged.row_start, rows)
-        self.chain.num_speculative_steps = self._length if drafts else 1
-        self.chain.propose(*step)
+        # For this step alone: vLLM prepares and captures by it, too.
+        with patched(self.chain, "num_speculative_steps", self._length if drafts else 1):
+            self.chain.propose(*step)
 
     def _explore(self, requests: int, length: int) -> tuple[ExploredNodes, Tensor | None]:
         for level in range(length):
