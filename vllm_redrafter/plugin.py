@@ -24,7 +24,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
@@ -139,12 +139,13 @@ def _create_engine_config(
     )
     # From Python 3.14 on a class hands a bare partial `self`, which `create` has.
     static = staticmethod(create)
-    with _changed(args, changed), patched(type(args), "create_speculative_config", static):
+    told = patched(type(args), "create_speculative_config", static) if draft else nullcontext()
+    with _changed(args, changed), told:
         vllm_config = original(args, *rest, **kwargs)
     _check_target(vllm_config, drafter, engine)
     # Read by `_validate_spec_decode`.
     object.__setattr__(vllm_config.speculative_config, MARK, engine.worker)
-    _announce(settings, drafter)
+    _announce(settings, drafter, draft)
     if reasons:
         _log_chains(reasons)
     parallel = vllm_config.parallel_config
@@ -194,14 +195,18 @@ def _logger() -> Any:
     return init_logger("vllm.redrafter")
 
 
-def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
-    unused = OF_DRAFTER if drafter is None and not settings["draft"] else ()
+def _announce(
+    settings: Mapping[str, Any], drafter: HeadConfig | None, draft: Mapping[str, Any] | None
+) -> None:
+    unused = OF_DRAFTER if drafter is None and draft is None else ()
     described = ", ".join(
         f"{key}={value!r}"
         for key, value in settings.items()
         if value is not None and key not in unused
     )
     source = "continuations found in the text alone" if unused else "ReDrafter"
+    if draft is not None:
+        source = f"vLLM's {draft['method']} {draft.get('model') or 'layers'}"
     _logger().info("Speculating with %s: %s", source, described)
     if drafter is not None and drafter.advice is not None:
         _logger().info("ReDrafter: %s", drafter.advice)

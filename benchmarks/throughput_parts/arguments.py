@@ -99,6 +99,8 @@ def parsed(command: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     args = command.parse_args(argv)
     # Not argparse defaults: `extend` would add to them.
     args.concurrency = sorted(set(args.concurrency or [1, 4, 8]))
+    if not args.drafter and args.shape:
+        command.error("--shape needs a drafter of ours: give --drafter, or leave it out")
     args.shape = [tree_shape("2x4:6")] if args.shape is None else [*dict.fromkeys(args.shape)]
     args.adaptive = [*dict.fromkeys(args.adaptive or [tree_shape("4x5:12")])]
     args.settings = args.settings or [{}]

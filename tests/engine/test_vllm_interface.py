@@ -59,7 +59,7 @@ def test_the_extras_install_recorded_versions_and_refuse_no_newer_one() -> None:
 def test_what_is_installed_fits_without_an_import_in_a_moment(engine: str) -> None:
     before, start = set(sys.modules), time.process_time()
     assert first_change(INSTALLED, engine) is None
-    assert time.process_time() - start < 0.3
+    assert time.process_time() - start < 1
     assert not [name for name in set(sys.modules) - before if name.startswith("vllm")]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.training.training_config import TargetDtype
+from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.settings import check, setting
 
 
@@ -53,6 +54,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check(self, "evaluation:")
+        if self.trunk and self.tree == "chain":
+            raise ConfigError("evaluation: --trunk compares trees with a chain; leave --tree out")
 
     def step_cost(self, shape: ReDrafterConfig) -> float:
         """Of a step of this shape; a plain step costs 1."""

@@ -178,9 +178,10 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     by_candidates = compare_candidates(drafter, target, rows, best.shape)
     served = replace(best.shape, candidates=fewest(by_candidates))
     beside = replace(served, context_matches=ReDrafterConfig.context_matches)
+    widest = max(shape.beam_width for shape in grid)
     ks = {shape.num_speculative_tokens for shape in grid if config.trunk}
     nodes = sorted(k for k in ks if k >= served.beam_length)
-    with_chains = [replace(beside, num_speculative_tokens=k) for k in nodes]
+    with_chains = [replace(beside, num_speculative_tokens=k, beam_width=widest) for k in nodes]
     of_chains = estimate_chains(drafter, target, rows, with_chains) if nodes else {}
     sampled = written.sampled[text.indices]
     return Evaluation(

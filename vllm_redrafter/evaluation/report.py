@@ -62,10 +62,10 @@ def _with_matches(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
 
 
 def _chains(evaluation: Evaluation) -> Table:
-    shape = evaluation.served
+    widest = max(result.shape.beam_width for result in evaluation.results)
     table = Table(
-        title=f"Tokens per target step of a chain of {shape.beam_length}, beside it "
-        f"{shape.beam_width - 1} runner-ups a token and prompt-lookup matches, by K"
+        title=f"Tokens per target step of a chain of {evaluation.served.beam_length}, beside it "
+        f"{widest - 1} runner-ups a token and prompt-lookup matches, by K"
     )
     table.add_column("what is drafted")
     for nodes in evaluation.of_chains["chain"]:

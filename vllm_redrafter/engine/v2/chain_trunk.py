@@ -129,7 +129,7 @@ class ChainTrunk(Trunk):
     def follow(self, drafts: bool, verified: int, *step: Any) -> None:
         """Without drafts, the drafter still reads the rows, since the next ones attend to them."""
         batch, attn_metadata, _, last_hidden_states, aux_hidden_states, *_ = step
-        for metadata in (attn_metadata or {}).values():
+        for metadata in {id(m): m for m in (attn_metadata or {}).values()}.values():
             if isinstance(metadata, TreeAttentionMetadata):  # The rows are linear from here on.
                 metadata.set_trees(None)
         if verified:
@@ -165,7 +165,9 @@ class ChainSpeculator(TreeSpeculator):
         self.num_extra_query_per_req = self.trunk.chain.num_extra_query_per_req
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["trunk"].chain, name)
+        if "trunk" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.trunk.chain, name)
 
     def _make_trunk(self, *given: Any) -> ChainTrunk:
         return ChainTrunk(*given, vllm_config=self.vllm_config, verification=self.verification)

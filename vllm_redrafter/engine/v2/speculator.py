@@ -186,8 +186,9 @@ class TreeSpeculator(BaseSpeculator):
         step = input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
         ends = num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, seeds
         flags = dp_sync_state, dummy_run, skip_attn_for_dummy_run, mm_inputs, is_profile
-        with self.meter.measure("draft"):
-            self.trunk.follow(length > 0, verified, *step, *ends, *flags)
+        if self.trunk.chain is not None:
+            with self.meter.measure("draft"):
+                self.trunk.follow(length > 0, verified, *step, *ends, *flags)
         if not drafts:
             return self._no_draft(input_batch, temperature, verified)
         padded = requests
