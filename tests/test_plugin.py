@@ -248,7 +248,7 @@ DRAFT = {"method": "draft_model", "model": "small", "num_speculative_tokens": 4}
 BESIDE_DRAFT: list[tuple[dict[str, Any], str]] = [
     ({}, "'draft' runs on GPUs alone.*CPU backend: use the draft's own method there, or leave"),
     ({"draft": "small"}, "'draft' must be an object, as in {.*, got 'small'"),
-    ({"model": "drafter"}, "'draft' is the drafter; leave 'model' out"),
+    ({"method": "eagle3", "model": "x"}, "'draft' is the drafter; leave 'method', 'model' out"),
     ({"beam_length": 5, "candidates": 64}, "'draft' is .*; leave 'beam_length', 'candidates' out"),
     ({"num_speculative_tokens": None}, "'draft' drafts 4 tokens .* is None: give 4 or more"),
     ({"num_speculative_tokens": 3}, "'draft' drafts 4 tokens .* is 3: give 4 or more"),

@@ -9,10 +9,11 @@ from typing import Any
 from vllm_redrafter.checkpoints.speculation import NODES
 from vllm_redrafter.config import require_positive
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.names import METHOD
 
 DRAFT = "draft"
 METHODS = ("draft_model", "eagle", "eagle3", "mtp")
-KEYS = ("method", "model", "num_speculative_tokens", "revision", "quantization", "max_model_len")
+KEYS = ("method", "model", "num_speculative_tokens", "revision", "quantization")
 """Of `draft`, in vLLM's words."""
 NOT_BESIDE = ("model", "revision", "beam_length", "candidates")
 """Keys of a drafter of ours."""
@@ -35,7 +36,8 @@ def shape_of_draft(requested: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(draft, Mapping):
         example = '{"method": "draft_model", "model": "DRAFTER", "num_speculative_tokens": 4}'
         raise ConfigError(f"{owner} must be an object, as in {example}, got {draft!r}")
-    if both := [key for key in NOT_BESIDE if key in requested]:
+    others = ("method",) if requested.get("method") not in (None, METHOD) else ()
+    if both := [key for key in (*others, *NOT_BESIDE) if key in requested]:
         raise ConfigError(f"{owner} is the drafter; leave {', '.join(map(repr, both))} out")
     for key in draft:
         if key not in KEYS:

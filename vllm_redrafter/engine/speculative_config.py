@@ -63,8 +63,8 @@ def request_of(args: Any) -> Request | None:
 def _request_for(given: Mapping[str, Any]) -> Request | None:
     """The same of a speculative config: ours by its method, our own keys, or the checkpoint."""
     method, model = given.get("method"), given.get("model")
-    keys = DRAFT, *ReDrafterConfig.own_keys()
-    if method == METHOD or (method is None and any(key in given for key in keys)):
+    keys = ReDrafterConfig.own_keys()
+    if method == METHOD or DRAFT in given or (method is None and any(key in given for key in keys)):
         return Request(given)
     if method is not None or not isinstance(model, str):
         return None

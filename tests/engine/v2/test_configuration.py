@@ -37,6 +37,7 @@ EXPERTS_RETURNED = AuxOutputConfig(enable_return_routed_experts=True)
 PLATFORM = type(current_platform)
 GLM = "Glm4MoeForCausalLM", "glm4_moe"
 GEMMA = "Gemma4AssistantForCausalLM", "gemma4_assistant"
+LISTED, COUNTED = "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states"
 LAYERS, FULL = "num_nextn_predict_layers", {"layer_types": ["full_attention"] * 4}
 
 
@@ -139,17 +140,27 @@ def test_mtp_layers_that_cannot_draft_in_a_tree_are_refused(
         speculate_with(small_target, "mtp", family.make(tmp_path))
 
 
-def test_an_eagle_3_head_that_is_handed_other_layers_than_it_reads_is_refused(
-    small_target: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "changed", "message"),
+    [
+        ("draft_model", {"max_position_embeddings": 40}, "is 512, .* 40; set --max-model-len to"),
+        ("draft_model", {"head_dim": 32}, 'of its draft, heads of 32 .*"tree": "chain"'),
+        ("eagle", {"hidden_size": 128}, r"are \(64, 512\), its draft's \(128, 512\); name"),
+        ("eagle3", {"vocab_size": 300}, r"are \(64, 512\), its draft's \(64, 300\); name"),
+        ("eagle3", {LISTED: [0, 9]}, "reads 2 layers .* hand it 1, .* list them in its config"),
+        # vLLM looks here for their number alone.
+        ("eagle3", {LISTED: [], COUNTED: None, "eagle_config": {LISTED: [0, 1]}}, "2 .* it 3,"),
+    ],
+)
+def test_drafters_that_do_not_fit_are_refused(
+    small_target: Path, tmp_path: Path, method: str, changed: dict[str, Any], message: str
 ) -> None:
-    """As it would be if its config.json listed layers where vLLM looks for their number alone."""
-    head = Drafter("eagle3", small_target, tmp_path).folder
-    speculate_with(small_target, "eagle3", head)
-    values = json.loads((head / "config.json").read_text())
-    values["eagle_config"] = {key: values.pop(key) for key in [*values] if "aux_hidden" in key}
-    (head / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=r"reads 2 layers .* hand it 3.* list them in its config"):
-        speculate_with(small_target, "eagle3", head)
+    folder = Drafter(method, small_target, tmp_path).folder
+    speculate_with(small_target, method, folder)
+    values = json.loads((folder / "config.json").read_text()) | changed
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=message):
+        speculate_with(small_target, method, folder)
 
 
 def test_the_user_s_own_sizes_of_graphs_are_known(small_target: Path, small_drafter: Path) -> None:

@@ -32,7 +32,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     settings = Settings.of(vllm_config)
     config = settings.config
     if settings.draft is not None:
-        yield from _refusals_of_drafts(vllm_config, settings.draft)
+        yield from _refusals_of_drafts(vllm_config, settings.draft, config.tree != "chain")
     if config.tree != "chain":
         yield from (f"{reason}; {REMEDY_CHAIN}" for reason in _refusals_of_trees(vllm_config))
     yield from _search_refusals(config)
@@ -54,8 +54,8 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield from _refusals_of_stages(vllm_config)
 
 
-def _refusals_of_drafts(vllm_config: VllmConfig, method: str) -> Iterator[str]:
-    """What was never tried with a drafter of vLLM's, and EAGLE-3 heads that do not fit."""
+def _refusals_of_drafts(vllm_config: VllmConfig, method: str, trees: bool) -> Iterator[str]:
+    """What was never tried with a drafter of vLLM's, and those that do not fit the target."""
     from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
@@ -67,7 +67,8 @@ def _refusals_of_drafts(vllm_config: VllmConfig, method: str) -> Iterator[str]:
     if speculative.use_multi_module_mtp():
         # It reads again as many rows as were rejected, and has kept those of its own chain.
         yield f"vLLM drafts with several MTP layers in its own chains alone; {alone}"
-    is_mtp, head = method == "mtp", speculative.draft_model_config.hf_config
+    draft = speculative.draft_model_config
+    is_mtp, head = method == "mtp", draft.hf_config
     for what, applies in (
         ("pipeline stages", vllm_config.parallel_config.pipeline_parallel_size > 1),
         ("data parallelism", vllm_config.parallel_config.data_parallel_size > 1),
@@ -78,17 +79,32 @@ def _refusals_of_drafts(vllm_config: VllmConfig, method: str) -> Iterator[str]:
         ("multi-head latent attention (MLA)", model.use_mla and not is_mtp),
         ("Gemma 4's MTP, which reads the target's cache", speculative.use_gemma4_mtp()),
         ("MTP layers that read several residuals", getattr(head, "hc_mult", 1) > 1),
+        (
+            "an EAGLE-3 head as another method",
+            method != "eagle3" and "Eagle3" in str(head.architectures),
+        ),
     ):
         if applies:
             yield (
                 f"'draft' and {what} have never been tried together; leave one of them out, or "
                 f"{alone}"
             )
+    if trees and not is_mtp:  # Its layers get the target's attention backend.
+        yield from (f"of its draft, {reason}; {REMEDY_CHAIN}" for reason in chain_reasons(draft))
+    # vLLM itself checks a draft model's vocabulary, and gives heads the target's positions.
+    if method == "draft_model" and (most := draft.max_model_len) < (asked := model.max_model_len):
+        yield f"max_model_len is {asked}, and its draft's {most}; set --max-model-len to {most}"
+    reads = getattr(head, "target_hidden_size", None) or draft.get_hidden_size()
+    own = reads, draft.get_vocab_size()
+    needed = model.get_hidden_size(), model.get_vocab_size()
+    if method.startswith("eagle") and own != needed:
+        yield f"hidden and vocabulary size are {needed}, its draft's {own}; name a head that fits"
     if method != "eagle3":
         return
     # vLLM hands out the layers that config.json lists, or three; a head reads as many as it says.
     eagle = getattr(head, "eagle_config", None) or {}
-    given = len(get_eagle3_aux_layers_from_config(speculative) or range(3))
+    listed = get_eagle3_aux_layers_from_config(speculative)
+    given = len({*range(model.get_total_num_hidden_layers() + 1)}.intersection(listed or range(3)))
     read = getattr(head, "num_aux_hidden_states", None)
     read = read or len(eagle.get("eagle_aux_hidden_state_layer_ids") or range(3))
     if given != read and eagle.get("use_aux_hidden_state", True):
