@@ -15,7 +15,7 @@ import pytest
 from redrafter_testing.engines import budgets, followed_texts
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
-from redrafter_testing.gpu import memory_pool, no_waiting, recorded_graphs
+from redrafter_testing.gpu import memory_pool, recorded_graphs
 from redrafter_testing.models.families import EXPERTS
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
@@ -200,15 +200,3 @@ def test_mtp_layers_of_the_target_s_own_draft_what_they_draft_in_vllm_s_chains(
     assert answers == expected, "ours: vLLM's own noise is another"
     both = drafts[0].keys() & drafts[1].keys()
     assert len(both) > 30 and all(drafts[0][text] == drafts[1][text] for text in both)
-
-
-def test_the_host_waits_for_no_gpu(
-    trimmed: Engine, drafter: Drafter, few_tokens_plain: Answers
-) -> None:
-    trimmed.rpc(recorded_graphs.replay, False)
-    trimmed.rpc(budgets.leave_alone)
-    trimmed.rpc(no_waiting.watch)
-    answers = single_tokens_of(trimmed.run(few_tokens.requests("greedy", REQUESTS)))
-    assert answers == few_tokens_plain["greedy"][:REQUESTS]
-    ((calls, found),) = trimmed.rpc(no_waiting.findings)
-    assert calls > 10 and not found
