@@ -27,3 +27,12 @@ def test_the_command_lists_them_with_their_targets_or_prints_one_folder() -> Non
     assert f"{NAME} for {HUB_ID}" in printed_by("shipped")
     assert printed_by("shipped", NAME) == str(shipped_drafter(NAME))
     assert NAME in refusal_of("shipped", "other")
+
+
+def test_a_name_stands_where_a_folder_may() -> None:
+    by_name, by_folder = (
+        Checkpoint.open(f"redrafter:{NAME}"),
+        Checkpoint.open(str(shipped_drafter(NAME))),
+    )
+    assert (by_name.head, by_name.weights) == (by_folder.head, by_folder.weights)
+    assert "no drafter 'other' comes with this package" in refusal_of("inspect", "redrafter:other")

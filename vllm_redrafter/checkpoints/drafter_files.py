@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
+from vllm_redrafter.checkpoints.shipped import PREFIX, shipped_drafter
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
 from vllm_redrafter.utils.json_files import read_json
@@ -34,6 +35,8 @@ def resolve_file(
 
     `what` is what messages call the model. A ConfigError says that it is not within reach.
     """
+    if model.startswith(PREFIX):
+        model = str(shipped_drafter(model.removeprefix(PREFIX)))
     folder = Path(os.path.expanduser(model))
     if model and os.path.isdir(folder):
         path = folder / name

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from vllm_redrafter.utils.errors import ConfigError
 
+PREFIX = "redrafter:"
+"""Begins a name such as redrafter:smollm2-135m-instruct, which stands wherever a folder may."""
+
 
 def shipped_drafters() -> list[str]:
     """The names of all of them, in alphabetical order."""
@@ -13,7 +16,7 @@ def shipped_drafters() -> list[str]:
 
 
 def shipped_drafter(name: str) -> Path:
-    """The folder of one, which vLLM takes for its `--spec-model`."""
+    """The folder of one."""
     if name not in shipped_drafters():
         raise ConfigError(
             f"no drafter {name!r} comes with this package; those that do: "

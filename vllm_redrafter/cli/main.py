@@ -61,7 +61,7 @@ def _shipped(
 ) -> None:
     """List the drafters that come with this package, or say where one is.
 
-    vllm serve TARGET --spec-model "$(vllm-redrafter shipped NAME)"
+    vllm serve TARGET --spec-model redrafter:NAME
     """
     from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
 

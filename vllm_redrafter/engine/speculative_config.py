@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint, is_drafter, verifier_of
+from vllm_redrafter.checkpoints.shipped import PREFIX
 from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.draft import DRAFT, shape_of_draft
@@ -72,7 +73,7 @@ def _request_for(given: Mapping[str, Any]) -> Request | None:
         values = read_config(model, given.get("revision"))
     except ConfigError:
         # A path is ours to refuse; a name may be one of vLLM's own ("ngram", a class path).
-        if "/" in model:
+        if "/" in model or model.startswith(PREFIX):
             raise
         return None
     if not is_drafter(values):
