@@ -82,7 +82,7 @@ ALERTS = {
     for rule in group["rules"]
     if "alert" in rule
 }
-METRIC = re.compile(r"(?<![\w:-])(?:redrafter|vllm):[a-z]\w+\b(?!\*)")
+METRIC = re.compile(r"(?<![\w:-])(?:redrafter|vllm):[a-z]+_\w+\b(?!\*)")
 
 
 def metrics_of_a_server() -> set[str]:
