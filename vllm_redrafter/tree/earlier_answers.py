@@ -46,7 +46,7 @@ class Partitions:
         self._began_before_reset = set[str]()
 
     def begin(self, request: str, key: Hashable | None) -> int:
-        """A new request's partition: that of all with this key; None where it shares nothing."""
+        """A new request's partition, that of all with this key; without a key it shares nothing."""
         self.of[request] = -1 if key is None else self._id_of(key)
         return self.of[request]
 

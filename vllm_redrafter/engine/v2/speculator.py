@@ -183,12 +183,12 @@ class TreeSpeculator(BaseSpeculator):
         drafts = dummy_run or self._drafts_now(input_batch, num_speculative_tokens)
         length = self._length(num_speculative_tokens, dummy_run) if drafts else 0
         drafts &= length in self.lengths  # What following costs is measured without a draft.
-        step = input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
+        read = input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
         ends = num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, seeds
         flags = dp_sync_state, dummy_run, skip_attn_for_dummy_run, mm_inputs, is_profile
         if self.trunk.chain is not None:
             with self.meter.measure("draft"):
-                self.trunk.follow(length > 0, verified, *step, *ends, *flags)
+                self.trunk.follow(length > 0, verified, *read, *ends, *flags)
         if not drafts:
             return self._no_draft(input_batch, temperature, verified)
         padded = requests
