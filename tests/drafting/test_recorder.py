@@ -31,7 +31,7 @@ def test_steps_have_the_nodes_of_their_drafts_what_became_of_them_and_their_outp
     )
     recorder = DraftRecorder()
     recorder.stepped([ROOT])
-    recorder.drafted(ROOT, CANDIDATES)
+    recorder.drafted(ROOT, CANDIDATES, 2.5)
     # The target samples 2, then 3, then 7.
     recorder.verified(tree, accept_path(tree, torch.tensor([[2, 8, 3, 7]])))
     nodes = recorder.steps[1].nodes
@@ -48,3 +48,4 @@ def test_steps_have_the_nodes_of_their_drafts_what_became_of_them_and_their_outp
     recorder.stepped([7])
     assert [step.output_tokens for step in recorder.steps] == [[ROOT], [2, 3, 7], [7]]
     assert recorder.steps[-1].nodes == []
+    assert [step.expected_tokens for step in recorder.steps] == [1.0, 2.5, 1.0]

@@ -122,6 +122,8 @@ class Proposer(ABC, Generic[States]):
             verify_costs,
             chains,
         )
+        if self.recorder is not None:
+            self.recorder.drafted(int(root_tokens[0]), nodes, expected)
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
         trees = TokenTree(*map(torch.from_numpy, tree))
         return Draft(trees, log_odds, match_classes, survival, of_search, expected, rate)
@@ -141,10 +143,6 @@ class Proposer(ABC, Generic[States]):
             none = np.zeros((len(root_tokens), 0, 0), dtype=np.int64)
             nodes = none, none, none.astype(np.float32)
         if matches is None:
-            draft_nodes = DraftNodes(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
-        else:
-            paths = matches.tokens.numpy(), matches.classes.numpy()
-            draft_nodes = DraftNodes(*joined_nodes(*nodes, *paths))
-        if self.recorder is not None:
-            self.recorder.drafted(int(root_tokens[0]), draft_nodes)
-        return draft_nodes
+            return DraftNodes(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
+        paths = matches.tokens.numpy(), matches.classes.numpy()
+        return DraftNodes(*joined_nodes(*nodes, *paths))

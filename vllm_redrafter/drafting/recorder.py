@@ -39,12 +39,14 @@ class RecordedNode:
 class RecordedStep:
     """A step of the engine: its draft's nodes, parents before children, and what it gave.
 
-    `seconds` are those since the end of the step before, or since the recording began.
+    `seconds` are those since the end of the step before, or since the recording began;
+    `expected_tokens` are the output's as the budget expected it: 1 where nothing was drafted.
     """
 
     nodes: list[RecordedNode]
     output_tokens: list[int]
     seconds: float
+    expected_tokens: float = 1.0
 
 
 @dataclass
@@ -53,11 +55,14 @@ class DraftRecorder:
 
     steps: list[RecordedStep] = field(default_factory=list)
     _nodes: list[RecordedNode] = field(default_factory=list)
+    _expected: float = 1.0
     _last: float = field(default_factory=perf_counter)
 
-    def drafted(self, root: int, candidates: DraftNodes) -> None:
+    def drafted(self, root: int, candidates: DraftNodes, expected_tokens: float) -> None:
+        """Begin a step; `expected_tokens` are 0 where nothing of the draft will be verified."""
         nodes = _candidate_nodes(root, candidates)
         self._nodes = nodes if len(nodes) > 1 else []
+        self._expected = max(expected_tokens, 1.0)
 
     def verified(self, tree: TokenTree, accepted: AcceptedPath) -> None:
         """End a step that verified the draft; R = 1."""
@@ -66,8 +71,9 @@ class DraftRecorder:
 
     def stepped(self, output_tokens: Sequence[int]) -> None:
         now = perf_counter()
-        self.steps.append(RecordedStep(self._nodes, list(output_tokens), now - self._last))
-        self._nodes, self._last = [], now
+        step = RecordedStep(self._nodes, list(output_tokens), now - self._last, self._expected)
+        self.steps.append(step)
+        self._nodes, self._expected, self._last = [], 1.0, now
 
 
 def _candidate_nodes(root: int, candidates: DraftNodes) -> list[RecordedNode]:
