@@ -18,10 +18,8 @@ RUN --mount=type=bind,from=build,source=/dist,target=/dist \
     pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
     "vllm-redrafter[cpu] @ file://$(ls /dist/*.whl)"
 
-# The shipped drafter at a path that no version of Python is part of. `inspect` shows that it loads.
-RUN mkdir /drafters \
-    && ln -s "$(vllm-redrafter shipped smollm2-135m-instruct)" /drafters/ \
-    && vllm-redrafter inspect /drafters/smollm2-135m-instruct
+# The drafter in the package loads.
+RUN vllm-redrafter inspect redrafter:smollm2-135m-instruct
 
 ENV LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4:/usr/local/lib/libiomp5.so
 
