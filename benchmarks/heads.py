@@ -79,7 +79,7 @@ def training_settings(options: argparse.Namespace) -> dict[str, Any]:
 def read_material(options: argparse.Namespace) -> Material:
     target = Target.open(options.target)
     number = target.text_config.num_hidden_layers
-    layers = layers_of(options.target_layers, number, "--target-layers")
+    layers = layers_of(options.target_layers, number)
     length = training_settings(options)["block_length"]
 
     model = load_target(target)

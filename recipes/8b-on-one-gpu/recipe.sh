@@ -14,7 +14,7 @@ if [ -d "$target" ]; then target=$(realpath "$target"); fi
 mkdir -p "$2"
 cd "$2"
 
-vllm-redrafter make-prompts "$target" --num "$num" --temperature 0.9 --max-model-len 4096 \
+vllm-redrafter make-prompts "$target" --num-prompts "$num" --temperature 0.9 --max-model-len 4096 \
     --output prompts.jsonl
 
 # A third of the answers is sampled: a drafter of greedy text alone guesses worse when sampling.

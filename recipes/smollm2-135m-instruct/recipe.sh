@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$1"
 
-vllm-redrafter make-prompts target --num 6000 --temperature 0.9 --seed 1 \
+vllm-redrafter make-prompts target --num-prompts 6000 --temperature 0.9 --seed 1 \
     --in-flight 128 --max-model-len 512 --output prompts.jsonl
 
 # A third of the answers is sampled: a drafter of greedy text alone guesses worse when sampling.
@@ -43,4 +43,4 @@ vllm-redrafter train target --add-selector drafter --data sampled --data greedy 
     --learning-rate 2e-3 --warmup-steps 30 --held-out 24 --evaluate-every 2000 --save-every 2000
 
 # The target's own name, in place of the folder's.
-vllm-redrafter convert with-selector shipped --verifier HuggingFaceTB/SmolLM2-135M-Instruct
+vllm-redrafter convert with-selector shipped --target HuggingFaceTB/SmolLM2-135M-Instruct

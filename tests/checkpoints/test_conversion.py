@@ -217,7 +217,7 @@ def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
 
 def test_the_command_says_what_it_did(source: Path, destination: Path) -> None:
     edit_config(source, lambda values: values.pop("exit_dim"))
-    command = ["convert", str(source), str(destination), "--verifier=org/target"]
+    command = ["convert", str(source), str(destination), "--target=org/target"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [

@@ -166,16 +166,20 @@ def test_answers_that_reach_a_limit_are_counted_and_have_no_eos(
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (SamplingSettings, {"temperature": -0.1}, "sampling: temperature must be .*, got -0.1"),
-        (SamplingSettings, {"top_p": 0.0}, r"sampling: top_p must be .*, got 0\.0"),
-        (SamplingSettings, {"max_model_len": 1}, "sampling: max_model_len must be .*, got 1"),
-        (GenerationSettings, {"shard_size": 0}, "generation: shard_size must be at least 1, got 0"),
-        (GenerationSettings, {"part": "3/2"}, "part must be k/n"),
-        (CaptureSettings, {"max_length": 1}, "max_length must be at least 2"),
-        (CaptureSettings, {"target_layers": "2,1"}, "capture: target_layers must be .* ascending"),
-        (CaptureSettings, {"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float"),
-        (EngineSettings, {"engine_args": "[1]"}, "no object; give one"),
-        (EngineSettings, {"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
+        (SamplingSettings, {"temperature": -0.1}, "^--temperature must be .*, got -0.1"),
+        (SamplingSettings, {"top_p": 0.0}, r"^--top-p must be .*, got 0\.0"),
+        (SamplingSettings, {"max_model_len": 1}, "^--max-model-len must be .*, got 1"),
+        (GenerationSettings, {"shard_size": 0}, "^--shard-size must be at least 1, got 0"),
+        (GenerationSettings, {"part": "3/2"}, "^--part must be k/n"),
+        (CaptureSettings, {"max_length": 1}, "^--max-length must be at least 2"),
+        (CaptureSettings, {"target_layers": "2,1"}, "^--target-layers must be .* ascending"),
+        (
+            CaptureSettings,
+            {"dtype": "int8"},
+            "^--dtype must be one of auto, float32, bfloat16",
+        ),
+        (EngineSettings, {"engine_args": "[1]"}, "^--engine-args .*no object; give one"),
+        (EngineSettings, {"tensor_parallel_size": 0}, "^--tensor-parallel-size must be at "),
     ],
 )
 def test_settings_out_of_range_are_refused(

@@ -19,7 +19,7 @@ from vllm_redrafter.data.settings import PromptSettings, TargetSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
 
-SETTINGS = PromptSettings(num=30, in_flight=4)
+SETTINGS = PromptSettings(num_prompts=30, in_flight=4)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_prompts_are_as_many_as_asked_for_and_all_different(
 def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
     target: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
-    settings = replace(SETTINGS, num=3, system_prompt="value")
+    settings = replace(SETTINGS, num_prompts=3, system_prompt="value")
     _, (engine,) = run(target, tmp_path / "prompts.jsonl", settings)
     turns = [turn for turn, _ in engine.asked]
     assert {tokenizer.decode(turn.prompt) for turn in turns} == {"<s>system\nvalue<s>user\n"}
@@ -86,9 +86,9 @@ def test_a_file_is_continued_to_the_same_prompts_and_by_the_same_settings_alone(
     assert whole == (tmp_path / "whole.jsonl").read_bytes()
     assert run(target, output) == (PromptSummary(found=30), [])
     with pytest.raises(ConfigError, match=r"made with other settings.*seed: 0, not 1"):
-        run(target, output, replace(SETTINGS, num=40, target=TargetSettings(seed=1)))
+        run(target, output, replace(SETTINGS, num_prompts=40, target=TargetSettings(seed=1)))
     assert output.read_bytes() == whole
-    summary, _ = run(target, output, replace(SETTINGS, num=35))
+    summary, _ = run(target, output, replace(SETTINGS, num_prompts=35))
     assert summary is not None and summary.prompts == 5
     assert len(set(texts(output))) == 35
 

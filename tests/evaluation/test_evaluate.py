@@ -46,7 +46,7 @@ def test_a_step_costs_its_levels_and_its_nodes() -> None:
     assert config.step_cost(ReDrafterConfig(12, 3, 5)) == pytest.approx(1 + 0.5 + 0.12)
     # With fewer nodes than levels the engine searches no deeper.
     assert config.step_cost(ReDrafterConfig(2, 3, 5)) == pytest.approx(1 + 0.2 + 0.02)
-    with pytest.raises(ConfigError, match="evaluation: draft_cost must be at least 0, got -1"):
+    with pytest.raises(ConfigError, match=r"^--draft-cost must be at least 0, got -1"):
         EvaluationConfig(draft_cost=-1)
 
 

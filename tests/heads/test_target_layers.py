@@ -23,7 +23,7 @@ from vllm_redrafter.utils.errors import ConfigError
     ],
 )
 def test_layers_of_a_target(text: str, num_layers: int | None, layers: tuple[int, ...]) -> None:
-    assert layers_of(text, num_layers, "here:") == layers
+    assert layers_of(text, num_layers) == layers
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_layers_of_a_target(text: str, num_layers: int | None, layers: tuple[int
 def test_layers_that_a_target_does_not_have(
     text: str, num_layers: int | None, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^here.*" + message):
-        layers_of(text, num_layers, "here:")
+    with pytest.raises(ConfigError, match=r"^--target-layers.*" + message):
+        layers_of(text, num_layers)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_training_goes_on_from_a_published_speculator(
     moved = {n for n, t in after.state_dict().items() if not t.equal(before.state_dict()[n])}
     assert moved == set(before.state_dict())
     longer = replace(further, config=replace(further.config, unroll_steps=4))
-    with pytest.raises(ConfigError, match=r"unroll_steps .*: beam_length 4 exceeds the 3 tokens"):
+    with pytest.raises(ConfigError, match=r"^--unroll-steps .*: beam_length 4 exceeds the 3"):
         resolve(longer, dry_run=True)
 
 
@@ -87,7 +87,7 @@ def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_pa
 @pytest.mark.parametrize(
     ("sizes", "settings", "message"),
     [
-        ({}, {"exit_dim": 24}, r"exit_dim 24 does not fit .*: it has 128; leave exit_dim out"),
+        ({}, {"exit_dim": 24}, r"^--exit-dim 24 does not fit .*: it has 128; leave it out"),
         ({"vocab_size": VOCAB_SIZE + 8}, {}, r"vocabulary size is 72, the target's 64"),
         ({"target_layers": (1, 2)}, {"target_layers": "1"}, r"1 does not fit .*: it reads .* 1,2"),
         (None, {"exit_dim": 24}, "exit_dim: a redrafter_gated head has no such size"),
@@ -155,5 +155,5 @@ def test_what_cannot_get_a_selector_is_refused(trained: TrainingJob, tmp_path: P
 
     asked = selecting(trained, tmp_path / "out")
     refused("give one of the two", replace(asked, initial_drafter=str(trained.output)))
-    refused("unroll_steps 1", selecting(trained, tmp_path / "out", unroll_steps=1))
-    refused("target_layers 1 does not fit", selecting(trained, tmp_path / "out", target_layers="1"))
+    refused("^--unroll-steps 1", selecting(trained, tmp_path / "out", unroll_steps=1))
+    refused("^--target-layers 1 does", selecting(trained, tmp_path / "out", target_layers="1"))

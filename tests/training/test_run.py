@@ -183,9 +183,9 @@ def test_a_plan_says_what_will_be_done(bare: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, r"multiple of micro_batch_size × processes \(2 × 2\)"),
+        ({}, r"multiple of --micro-batch-size × processes \(2 × 2\)"),
         ({"draft_vocab_size": 65}, "draft_vocab_size 65 exceeds the target's vocabulary"),
-        ({"target_layers": "9"}, "target_layers: layers 9 are asked for"),
+        ({"target_layers": "9"}, "^--target-layers: layers 9 are asked for"),
     ],
     ids=str,
 )

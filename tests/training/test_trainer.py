@@ -29,6 +29,7 @@ from vllm_redrafter.training.resolution import loop_plan, new_head_config
 from vllm_redrafter.training.trainer import Trainer, warmup_cosine
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
+from vllm_redrafter.utils.settings import option_of
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -154,12 +155,12 @@ def test_schedule_warms_up_and_decays_to_zero() -> None:
         ("learning_rate", math.nan, "a positive number"),
         ("kl_weight", 1.5, "between 0 and 1"),
         ("block_length", 6, "at least 7"),
-        ("batch_size", 3, r"a multiple of micro_batch_size \(2\)"),
+        ("batch_size", 3, r"a multiple of --micro-batch-size \(2\)"),
         ("precision", "fp16", "one of no, bf16"),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: Any, limit: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} must be {limit}, got {value!r}"):
+    with pytest.raises(ConfigError, match=rf"^{option_of(name)} must be {limit}, got {value!r}"):
         TrainingConfig(**{"micro_batch_size": 2, name: value})
 
 

@@ -34,7 +34,7 @@ class Outer:
     portion: float = setting(0.0, "A portion.", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
-        check(self, "cups:")
+        check(self)
 
 
 def run(command: Any, *arguments: str) -> Any:
@@ -58,20 +58,19 @@ def test_types_choices_flags_and_parts_become_options() -> None:
     assert "[default: (no limit)]" in shown
     assert re.search(r"--rate +<float> +A rate\. \[default: 0\.1\]", shown)
     refused = run(outer, "--limit=1").exception
-    assert (
-        isinstance(refused, ConfigError) and str(refused) == "cups: limit must be at least 2, got 1"
-    )
+    assert isinstance(refused, ConfigError)
+    assert str(refused) == "--limit must be at least 2, got 1"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "water"}, "cups: kind must be one of tea, milk, got 'water'"),
-        ({"rate": 0.0}, "cups: rate must be a positive number, got 0.0"),
-        ({"steps": 2}, "cups: steps must be above 2 and at most 4, got 2"),
-        ({"portion": 2}, "cups: portion must be between 0 and 1, got 2"),
-        ({"rate": math.inf}, "cups: rate must be a positive number, got inf"),
-        ({"rate": math.nan}, "cups: rate must be a positive number, got nan"),
+        ({"kind": "water"}, "--kind must be one of tea, milk, got 'water'"),
+        ({"rate": 0.0}, "--rate must be a positive number, got 0.0"),
+        ({"steps": 2}, "--steps must be above 2 and at most 4, got 2"),
+        ({"portion": 2}, "--portion must be between 0 and 1, got 2"),
+        ({"rate": math.inf}, "--rate must be a positive number, got inf"),
+        ({"rate": math.nan}, "--rate must be a positive number, got nan"),
     ],
 )
 def test_values_out_of_range_are_named(settings: dict[str, Any], message: str) -> None:

@@ -41,7 +41,7 @@ class _Source:
 def convert(
     source: str,
     destination: str | Path,
-    verifier: str | None = None,
+    target: str | None = None,
     draft_vocabulary: tuple[Tensor, int] | None = None,
 ) -> list[str]:
     """Write a checkpoint in our form; every number stays bit for bit.
@@ -50,7 +50,7 @@ def convert(
         source: folder or hub id; our tensor names, Apple's or TensorRT-LLM's, as safetensors or
             as pickled state dict, in one file or in shards.
         destination: folder to make; it appears when it is complete.
-        verifier: the target's name; None keeps the source's.
+        target: its name; None keeps the source's.
         draft_vocabulary: the target's tokens that are ranked from now on, ascending int64, and of
             how many; None keeps the source's. Embeddings stay whole.
 
@@ -65,8 +65,7 @@ def convert(
     card, note = _model_card(source)
     try:
         with whole_folder(folder) as partial:
-            target = verifier or read.verifier
-            save_drafter(drafter, partial, target, read.shape, **read.records)
+            save_drafter(drafter, partial, target or read.verifier, read.shape, **read.records)
             if card:
                 shutil.copyfile(card, partial / CARD_FILE)
     except (OSError, SafetensorError) as error:

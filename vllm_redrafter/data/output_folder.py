@@ -31,7 +31,7 @@ class Part:
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         part = cls(int(found[1]), int(found[2])) if found else cls(0, 0)
         if not 1 <= part.k <= part.n:
-            raise ConfigError(f"part must be k/n with k from 1 to n, such as 2/8; got {text!r}")
+            raise ConfigError(f"--part must be k/n with k from 1 to n, such as 2/8; got {text!r}")
         return part
 
     def shards(self, total: int) -> range:

@@ -126,7 +126,7 @@ def make_prompts(
     }
     with closing(_PromptFile(output, made_with)) as file:
         summary = PromptSummary(found=len(file))
-        if len(file) < settings.num:
+        if len(file) < settings.num_prompts:
             console.print(f"starting the engine with {target}", markup=False)
             of_engine = GenerationSettings(
                 settings.sampling, in_flight=settings.in_flight, engine=settings.engine
@@ -161,7 +161,7 @@ class _Attempts:
 
     def run(self, console: Console) -> None:
         """Attempt until the file has as many prompts as it shall."""
-        wanted, last_new = self._settings.num, self._next
+        wanted, last_new = self._settings.num_prompts, self._next
         with progress_bar(console) as progress:
             task = progress.add_task("prompts", total=wanted, completed=len(self._file), status="")
             for attempt, tokens, ended in self._in_order():
@@ -174,7 +174,7 @@ class _Attempts:
                 if attempt - last_new >= PATIENCE:
                     raise ConfigError(
                         f"{PATIENCE} attempts brought no new prompt; {len(self._file)} are in "
-                        "the file: lower --num, or raise --temperature"
+                        "the file: lower --num-prompts, or raise --temperature"
                     )
 
     def _in_order(self) -> Iterator[tuple[int, list[int], bool]]:

@@ -19,7 +19,10 @@ class TargetSettings:
     """What the target's tokens depend on besides the distribution that they are drawn from."""
 
     seed: int = setting(
-        0, "Seed of the data: the seed of all that is written is derived from it.", at_least=0
+        0,
+        "Seed of the data: the seed of all that is written is derived from it.",
+        at_least=0,
+        panel="The target's tokens",
     )
     max_model_len: int | None = setting(
         None,
@@ -31,7 +34,7 @@ class TargetSettings:
     dtype: str = setting("auto", "Dtype of the target's weights, as vLLM's --dtype takes it.")
 
     def __post_init__(self) -> None:
-        check(self, "sampling:")
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,10 @@ class EngineSettings:
     """How vLLM runs in this process; what it computes does not depend on it."""
 
     tensor_parallel_size: int = setting(
-        1, "Devices that share the target's layers, as vLLM's --tensor-parallel-size.", at_least=1
+        1,
+        "Devices that share the target's layers, as vLLM's --tensor-parallel-size.",
+        at_least=1,
+        panel="vLLM's engine",
     )
     engine_args: str = setting(
         "{}",
@@ -68,7 +74,7 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
-        check(self, "engine:")
+        check(self)
         self.further_arguments()
 
     def further_arguments(self) -> dict[str, Any]:
@@ -80,7 +86,7 @@ class EngineSettings:
             problem = f"no JSON: {error}"
         if problem:
             raise ConfigError(
-                f"engine_args must be a JSON object, got {self.engine_args!r}: {problem}; give "
+                f"--engine-args must be a JSON object, got {self.engine_args!r}: {problem}; give "
                 'one such as {"gpu_memory_utilization": 0.8}'
             )
         return dict(found)
@@ -110,7 +116,7 @@ class GenerationSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
-        check(self, "generation:")
+        check(self)
         Part.parse(self.part)
 
 
@@ -118,7 +124,9 @@ class GenerationSettings:
 class PromptSettings:
     """How `make-prompts` makes prompts."""
 
-    num: int = setting(20_000, "Number of prompts, those of a run before included.", at_least=1)
+    num_prompts: int = setting(
+        20_000, "Number of prompts, those of a run before included.", at_least=1
+    )
     system_prompt: str | None = setting(
         None,
         "System message that the target writes the user's turn after, for another language or "
@@ -132,7 +140,7 @@ class PromptSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
-        check(self, "prompts:")
+        check(self)
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -170,6 +178,6 @@ class CaptureSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
-        check(self, "capture:")
+        check(self)
         Part.parse(self.part)
-        parsed_layers(self.target_layers, "capture: target_layers")
+        parsed_layers(self.target_layers)

@@ -18,6 +18,7 @@ class EvaluationConfig:
         "Evaluate only this many conversations. With the --held-out and --seed of train they are "
         "those that the drafter was not trained on.",
         default_text="all",
+        panel="Replay",
     )
     seed: int = setting(0, "Seed of the choice that --held-out makes.")
     max_length: int = setting(2048, "Conversations are cut to this many tokens.")
@@ -45,7 +46,6 @@ class EvaluationConfig:
         "the blocks before.",
         at_least=1,
     )
-
     trunk: bool = setting(
         False,
         "Replay the fastest shape's length as a chain too, as a drafter of vLLM's own drafts, with "
@@ -53,9 +53,9 @@ class EvaluationConfig:
     )
 
     def __post_init__(self) -> None:
-        check(self, "evaluation:")
+        check(self)
         if self.trunk and self.tree == "chain":
-            raise ConfigError("evaluation: --trunk compares trees with a chain; leave --tree out")
+            raise ConfigError("--trunk compares trees with a chain; leave --tree out")
 
     def step_cost(self, shape: ReDrafterConfig) -> float:
         """Of a step of this shape; a plain step costs 1."""

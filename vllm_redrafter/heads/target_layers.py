@@ -19,6 +19,8 @@ NONE = "none"
 MOST = 64
 """Of these layers: more than any drafter reads."""
 
+OPTION = "--target-layers"
+
 LAYERS_HELP = (
     f"layers counted from 1, with commas between, or {NONE}, or {AUTO} for 2, N/2 and N-3 of N"
 )
@@ -46,7 +48,7 @@ def named_layers(layers: Sequence[int]) -> str:
     return ",".join(map(str, layers)) or NONE
 
 
-def parsed_layers(text: str, where: str) -> tuple[int, ...] | None:
+def parsed_layers(text: str) -> tuple[int, ...] | None:
     """Layers as the command line has them: () for `none`, None for `auto`."""
     if text == NONE:
         return ()
@@ -56,24 +58,24 @@ def parsed_layers(text: str, where: str) -> tuple[int, ...] | None:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"{where} must be numbers with commas between, {AUTO} or {NONE}, got {text!r}"
+            f"{OPTION} must be numbers with commas between, {AUTO} or {NONE}, got {text!r}"
         ) from error
-    return checked_layers(numbers, where)
+    return checked_layers(numbers, OPTION)
 
 
-def layers_of(text: str, num_layers: int | None, where: str) -> tuple[int, ...]:
+def layers_of(text: str, num_layers: int | None) -> tuple[int, ...]:
     """The target's layers that the command line names; refused where it does not have them."""
-    layers = parsed_layers(text, where)
+    layers = parsed_layers(text)
     if layers is None:
         if num_layers is None:
             raise ConfigError(
-                f"{where}: {AUTO} is asked for, and the target does not say how many layers it "
+                f"{OPTION}: {AUTO} is asked for, and the target does not say how many layers it "
                 f"has: give {NONE}"
             )
         wanted = {2, num_layers // 2, num_layers - 3}
         return tuple(sorted(wanted & set(range(1, num_layers))))
     if missing := missing_layers(layers, num_layers):
-        raise ConfigError(f"{where}: {missing}")
+        raise ConfigError(f"{OPTION}: {missing}")
     return layers
 
 

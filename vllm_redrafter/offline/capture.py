@@ -69,7 +69,7 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
     ends = load_ends(target, job.settings.dtype)
     lengths = np.minimum(row_lengths(dataset), job.settings.max_length)
     num_layers = target.text_config.num_hidden_layers
-    layers = layers_of(job.settings.target_layers, num_layers, "capture: target_layers")
+    layers = layers_of(job.settings.target_layers, num_layers)
     info = _describe(job, target, dataset, lengths, ends, layers)
     output = job.output.expanduser()
     part = Part.parse(job.settings.part)

@@ -21,6 +21,7 @@ from vllm_redrafter.training.initialisation import most_used_tokens, with_select
 from vllm_redrafter.training.plan import HeadPlan, LoopPlan, TrainingJob, TrainingPlan
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.settings import option_of
 
 NOT_IN_RECORD = ("evaluate_every", "save_every")
 """Settings that the weights do not depend on."""
@@ -96,7 +97,7 @@ def loop_plan(
     """
     if config.batch_size % (config.micro_batch_size * processes):
         raise ConfigError(
-            f"training: batch_size {config.batch_size} must be a multiple of micro_batch_size "
+            f"--batch-size {config.batch_size} must be a multiple of --micro-batch-size "
             f"× processes ({config.micro_batch_size} × {processes})"
         )
     batches = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
@@ -119,7 +120,7 @@ def new_head_config(config: TrainingConfig, vocab_size: int, hidden_size: int) -
 def _initial(job: TrainingJob) -> Checkpoint | None:
     if job.initial_drafter is not None and job.add_selector is not None:
         raise ConfigError(
-            "training: initial_drafter trains all of a drafter, and add_selector leaves its "
+            "--initial-drafter trains all of a drafter, and --add-selector leaves its "
             "weights as they are: give one of the two"
         )
     name = job.initial_drafter if job.add_selector is None else job.add_selector
@@ -132,10 +133,10 @@ def _settings(config: TrainingConfig, initial: Checkpoint | None, target: Target
     if initial is not None:
         config, own = _with_sizes_of(initial, config), named_layers(initial.head.target_layers)
     num_layers = getattr(target.text_config, "num_hidden_layers", None)
-    layers = layers_of(config.target_layers or own, num_layers, "training: target_layers")
+    layers = layers_of(config.target_layers or own, num_layers)
     if initial is not None:
         reasons = misfits_of(initial.head, target.config, with_layers=False)
-        require_fit(f"training: initial_drafter {initial.model!r}", target.name, reasons)
+        require_fit(f"--initial-drafter {initial.model!r}", target.name, reasons)
     return replace(config, target_layers=named_layers(layers))
 
 
@@ -150,15 +151,15 @@ def _with_sizes_of(initial: Checkpoint, config: TrainingConfig) -> TrainingConfi
         asked = getattr(config, name)
         if asked not in (getattr(defaults, name), own):
             raise ConfigError(
-                f"training: {name} {asked} does not fit initial_drafter {initial.model!r}: it has "
-                f"{own}; leave {name} out, or train from the beginning"
+                f"{option_of(name)} {asked} does not fit --initial-drafter "
+                f"{initial.model!r}: it has {own}; leave it out, or train from the beginning"
             )
     return replace(config, **sizes)
 
 
 def _layers(config: TrainingConfig) -> tuple[int, ...]:
     """The layers of settings that have them by number."""
-    layers = parsed_layers(config.target_layers or NONE, "training: target_layers")
+    layers = parsed_layers(config.target_layers or NONE)
     assert layers is not None
     return layers
 
@@ -173,20 +174,20 @@ def _new_head(config: TrainingConfig, rows: TextRows, target: Target) -> HeadPla
 
 def _trained_head(initial: Checkpoint, config: TrainingConfig, adds_selector: bool) -> HeadPlan:
     head, layers = initial.head, _layers(config)
-    head.require_beam_length(f"training: unroll_steps with {initial.model!r}", config.unroll_steps)
+    head.require_beam_length(f"--unroll-steps with {initial.model!r}", config.unroll_steps)
     # A drafter that reads no layers may read some from now on, unless its weights stay.
     if layers != head.target_layers and (head.target_layers or adds_selector):
         raise ConfigError(
-            f"training: target_layers {config.target_layers} does not fit the drafter "
+            f"--target-layers {config.target_layers} does not fit the drafter "
             f"{initial.model!r}: it reads layers {named_layers(head.target_layers)}; leave "
-            "target_layers out, or train from the beginning"
+            "it out, or train from the beginning"
         )
     if not adds_selector:
         # A selector is made for the weights as they were: it has to be added anew.
         return HeadPlan(replace(head, target_layers=layers, selector=None), initial)
     if config.unroll_steps < 2:
         raise ConfigError(
-            "training: unroll_steps 1 with add_selector: a selector is for the tokens behind the "
+            "--unroll-steps 1 with --add-selector: a selector is for the tokens behind the "
             "first one; ask for 2 or more"
         )
     return HeadPlan(with_selector(head, config.unroll_steps), initial, trains_selector=True)

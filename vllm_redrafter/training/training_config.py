@@ -17,7 +17,7 @@ TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
 class TrainingConfig:
     """How to train; the order of the fields is that of `train --help`."""
 
-    epochs: int = setting(1, "Read the data this many times.", at_least=1)
+    epochs: int = setting(1, "Read the data this many times.", at_least=1, panel="Optimisation")
     max_steps: int | None = setting(
         None,
         "Stop after this many optimizer steps, however many epochs that makes.",
@@ -64,6 +64,7 @@ class TrainingConfig:
         "Number of conversations that are not trained on. Tokens per target step are estimated "
         "on them.",
         at_least=0,
+        panel="Estimates and checkpoints",
     )
     evaluate_every: int = setting(
         200, "Number of steps from one estimate of tokens per target step to the next.", at_least=1
@@ -79,6 +80,7 @@ class TrainingConfig:
         "gated",
         "Which draft head: gated begins as the target's hidden state, and gates what drafted "
         "tokens leave of it; recurrent is Apple's.",
+        panel="Draft head",
     )
     exit_dim: int | None = setting(
         None,
@@ -107,10 +109,10 @@ class TrainingConfig:
     )
 
     def __post_init__(self) -> None:
-        check(self, "training:")
-        parsed_layers(self.target_layers or AUTO, "training: target_layers")
+        check(self)
+        parsed_layers(self.target_layers or AUTO)
         shortest, size = self.unroll_steps + 2, self.micro_batch_size
         long_enough, divides = self.block_length >= shortest, self.batch_size % size == 0
-        require(self, "training:", "block_length", long_enough, f"at least {shortest}")
-        multiple = f"a multiple of micro_batch_size ({size})"
-        require(self, "training:", "batch_size", divides, multiple)
+        require(self, "block_length", long_enough, f"at least {shortest}")
+        multiple = f"a multiple of --micro-batch-size ({size})"
+        require(self, "batch_size", divides, multiple)

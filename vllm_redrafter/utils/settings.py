@@ -6,7 +6,7 @@
         epochs: int = setting(1, "Read the data this many times.", at_least=1)
 
         def __post_init__(self) -> None:
-            check(self, "training:")
+            check(self)
 
 `check` knows a setting's limits, and the command line makes an option of it (`cli/options.py`).
 Without torch, so that `--help` is quick.
@@ -26,7 +26,8 @@ _KEY = "vllm_redrafter.setting"
 class _Setting:
     """What is known of a setting besides its name, type and default; limits may be None.
 
-    `default_text` is what the default None stands for.
+    `default_text` is what the default None stands for. `panel` is the title in `--help` of this
+    option and those behind it.
     """
 
     help: str
@@ -34,6 +35,7 @@ class _Setting:
     above: float | None = None
     at_most: float | None = None
     default_text: str | None = None
+    panel: str | None = None
 
     def allows(self, value: float) -> bool:
         """Is the value within the limits? NaN is not."""
@@ -57,7 +59,7 @@ class _Setting:
 def setting(default: T, help: str, **more: Any) -> T:
     """A dataclass field that is a setting; its type may be a `Literal`, `X | None` or `bool`.
 
-    `more` are limits, `at_least`, `above` or `at_most`, and `default_text`, what None stands for.
+    `more` are fields of `_Setting`: limits, `default_text` and `panel`.
     """
     about = _Setting(help, **more)
     # As `dataclasses.field` itself: to a type checker, a field is a value of its type.
@@ -70,19 +72,24 @@ def settings_of(owner: type) -> dict[str, tuple[Any, _Setting]]:
     return {f.name: (hints[f.name], f.metadata[_KEY]) for f in fields(owner) if _KEY in f.metadata}
 
 
-def check(settings: Any, owner: str) -> None:
-    """Refuse settings that are beyond their limits; `owner` begins messages: `training:`, say."""
+def option_of(name: str) -> str:
+    """What a setting is called on the command line, and in messages."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check(settings: Any) -> None:
+    """Refuse settings that are beyond their limits."""
     for name, (kind, about) in settings_of(type(settings)).items():
         value = getattr(settings, name)
         if get_origin(kind) is Literal:
             choices = get_args(kind)
-            require(settings, owner, name, value in choices, f"one of {', '.join(choices)}")
+            require(settings, name, value in choices, f"one of {', '.join(choices)}")
         elif not (value is None and type(None) in get_args(kind)):
-            require(settings, owner, name, about.limits == "" or about.allows(value), about.limits)
+            require(settings, name, about.limits == "" or about.allows(value), about.limits)
 
 
-def require(settings: Any, owner: str, name: str, fits: bool, limit: str) -> None:
+def require(settings: Any, name: str, fits: bool, limit: str) -> None:
     """Refuse a setting that does not fit, for what a field's limits cannot say."""
     if not fits:
         value = getattr(settings, name)
-        raise ConfigError(f"{owner} {name} must be {limit}, got {value!r}")
+        raise ConfigError(f"{option_of(name)} must be {limit}, got {value!r}")

@@ -17,4 +17,4 @@ class ChatSettings:
     max_tokens: int = setting(1024, "The most tokens of one answer.", at_least=1)
 
     def __post_init__(self) -> None:
-        check(self, "chat:")
+        check(self)

