@@ -1,4 +1,4 @@
-# Works on a machine with nothing but Python >= 3.11 and a C compiler: everything else goes into .venv.
+# Works on a machine with nothing but Python 3.11 to 3.13 and a C compiler: everything else goes into .venv.
 # ARGS is passed on: make test ARGS="-x -k tree"; ARGS="-n 0" runs the tests in one process.
 
 .PHONY: setup demo test soak lint docs clean
@@ -28,7 +28,7 @@ lint: .venv/.ready
 docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
-# .venv stays: it takes minutes to build.
+# .venv stays.
 clean:
 	rm -rf .cache build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
