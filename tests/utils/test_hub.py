@@ -10,9 +10,6 @@ import pytest
 from huggingface_hub import constants
 
 from redrafter_testing.own_commands import refusal_of
-from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
-from vllm_redrafter.data.dataset import DatasetInfo, write_shard
-from vllm_redrafter.data.rows import Row
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.hub import check_within_reach
 
@@ -30,17 +27,6 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
         yield
 
 
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What commands are given besides, in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    Path("DRAFTER").symlink_to(shipped_drafter(shipped_drafters()[0]))
-    Path("DATA").mkdir()
-    DatasetInfo("t", "a", "b", None, "c", 4, 4, vocab_size=10).save(Path("DATA"))
-    write_shard(Path("DATA"), 0, [Row(0, [1, 2], [False, True])] * 4)
-    Path("PROMPTS.txt").write_text("Why?")
-
-
 def test_what_is_here_or_a_path_is_not_asked_for(silent_hub: None, tmp_path: Path) -> None:
     (tmp_path / "cache" / "models--someone--cached").mkdir(parents=True)
     started = time.monotonic()
@@ -56,27 +42,25 @@ def test_what_is_here_or_a_path_is_not_asked_for(silent_hub: None, tmp_path: Pat
     ("what", "command"),
     [
         ("drafter", ["inspect", TYPO]),
-        ("target", ["inspect", "DRAFTER", "--target", TYPO]),
-        ("drafter", ["convert", TYPO, "out"]),
-        ("target", ["train", TYPO, "--data", "DATA", "--output", "out"]),
-        ("target", ["evaluate", TYPO, "DRAFTER", "--data", "DATA"]),
-        ("target", ["capture", TYPO, "--data", "DATA", "--output", "out"]),
-        ("target", ["generate-data", TYPO, "--prompts", "PROMPTS.txt", "--output", "out"]),
+        ("target", ["inspect", "/", "--target", TYPO]),
+        ("target", ["train", TYPO, "--data", "/", "--output", "out"]),
+        ("drafter", ["train", "/", "--data", "/", "--output", "out", "--initial-drafter", TYPO]),
+        ("target", ["evaluate", TYPO, "/", "--data", "/"]),
+        ("target", ["capture", TYPO, "--data", "/", "--output", "out"]),
+        ("target", ["generate-data", TYPO, "--prompts", "/", "--output", "out"]),
         ("target", ["make-prompts", TYPO, "--output", "out"]),
         ("target", ["trace", TYPO, "--prompt", "Why?", "--html", "out.html"]),
         ("target", ["mlx-serve", TYPO]),
-        ("drafter", ["mlx-serve", "DATA", "--drafter", TYPO]),
-        ("drafter", ["trace", "DRAFTER", "--drafter", TYPO, "--prompt", "?", "--html", "a.html"]),
+        ("drafter", ["mlx-serve", "/", "--drafter", TYPO]),
+        ("drafter", ["demo", "--drafter", TYPO]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else value,
 )
 def test_a_name_that_is_not_within_reach_ends_a_command_soon_and_in_one_line(
-    what: str, command: list[str], silent_hub: None, given: None
+    what: str, command: list[str], silent_hub: None
 ) -> None:
     started = time.monotonic()
     said = refusal_of(*command)
-    assert time.monotonic() - started < 15, "the hub was asked again and again"
+    assert time.monotonic() - started < 5, "the hub was asked again and again"
     assert f"{what} {TYPO!r}: no such folder, and not to be had from the hub" in said
-    missing = refusal_of(*("/no/such" if word == TYPO else word for word in command))
-    assert missing.startswith(f"error: {what} '/no/such': no such folder")
-    assert said.count("\n") == missing.count("\n") == 1
+    assert said.count("\n") == 1

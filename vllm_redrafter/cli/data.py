@@ -84,7 +84,6 @@ def generate_data(
     """
     from rich.console import Console
 
-    from vllm_redrafter.data import generation
     from vllm_redrafter.data.prompts import read_prompts
 
     for option in OF_THE_SERVERS if endpoint else ("served_name",):
@@ -106,6 +105,8 @@ def generate_data(
     conversations, left_out = read_prompts(prompts, split)
     if left_out.count:
         console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
+    from vllm_redrafter.data import generation
+
     summary = generation.generate_data(target, conversations, output, start, settings, console)
     if summary.conversations:
         console.print(str(summary))

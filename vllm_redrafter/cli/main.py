@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from vllm_redrafter.cli import data, training
+from vllm_redrafter.cli import data, options, training
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.installed import IN_CHECKOUT, require, versions
-from vllm_redrafter.cli.options import OtherDrafter, TargetName, settings_as_options
+from vllm_redrafter.cli.options import settings_as_options
+from vllm_redrafter.config import MAX_NODES, MOST_MATCHES
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 
@@ -52,9 +53,9 @@ def _main(
 @app.command("demo")
 def _demo(
     target: Annotated[
-        str | None, typer.Option(help="A folder or a hub id of a target instead of SmolLM2.")
+        str | None, typer.Option(callback=options.TARGET, help="Another target than SmolLM2.")
     ] = None,
-    drafter: OtherDrafter = None,
+    drafter: options.OtherDrafter = None,
 ) -> None:
     """Decode in vLLM without and with ReDrafter, and compare.
 
@@ -136,10 +137,10 @@ def _swap(
 
 @app.command("trace")
 def _trace(
-    target: TargetName,
+    target: options.TargetName,
     prompt: Annotated[str, typer.Option(help="The question to answer.")],
     html: Annotated[Path, typer.Option(help="The page to write.")],
-    drafter: OtherDrafter = None,
+    drafter: options.OtherDrafter = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer with.")] = 96,
 ) -> None:
     """Write a page that shows, step by step, what one greedy answer's drafts did.
@@ -156,25 +157,30 @@ def _trace(
 @app.command("mlx-serve", context_settings={"allow_extra_args": True})
 def _mlx_serve(
     context: typer.Context,
-    target: TargetName,
+    target: options.TargetName,
     drafter: Annotated[
         str | None,
         typer.Option(
+            callback=options.DRAFTER,
             help="A ReDrafter checkpoint for this target. Without one, prompt-lookup matches alone "
-            "are verified; and TARGET may be a drafter that records its target."
+            "are verified; and TARGET may be a drafter that records its target.",
         ),
     ] = None,
     spec_tokens: Annotated[
         int | None,
         typer.Option(
-            help="The most tree nodes verified per step, 1 to 127.",
+            help="The most tree nodes verified per step.",
+            min=1,
+            max=MAX_NODES - 1,
             show_default="the checkpoint's, at most 7",
         ),
     ] = None,
     context_matches: Annotated[
         int | None,
         typer.Option(
-            help="Prompt-lookup matches that are verified beside the drafter's beams, 0 to 4.",
+            help="Prompt-lookup matches that are verified beside the drafter's beams.",
+            min=0,
+            max=MOST_MATCHES,
             show_default="2",
         ),
     ] = None,
@@ -198,6 +204,7 @@ def _convert(
         str,
         typer.Argument(
             metavar="SRC",
+            callback=options.DRAFTER,
             help="A drafter, as a folder or a hub id: our format, Apple's, TensorRT-LLM's tensor "
             "names, IBM's MLP or Arctic's LSTM speculator; safetensors or PyTorch files.",
         ),
@@ -248,14 +255,13 @@ def _convert(
 
 @app.command("inspect")
 def _inspect(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CKPT", help="The drafter to look at: a folder or a hub id.")
-    ],
+    drafter: options.DrafterName,
     target: Annotated[
         str | None,
         typer.Option(
+            callback=options.TARGET,
             help="Check that the drafter fits this target, a folder or a hub id. The exit status "
-            "is 1 if it does not."
+            "is 1 if it does not.",
         ),
     ] = None,
 ) -> None:
@@ -266,7 +272,7 @@ def _inspect(
     from vllm_redrafter.checkpoints.draft_cost import step_bytes
     from vllm_redrafter.checkpoints.fit import misfits_of
 
-    found = inspection.inspect_checkpoint(checkpoint)
+    found = inspection.inspect_checkpoint(drafter)
     configuration = inspection.target_of(target) if target else None
     differences = misfits_of(found.config, configuration) if target else []
     step = step_bytes(configuration) if target and not differences else None

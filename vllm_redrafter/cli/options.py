@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the command line, made from settings (`utils/settings.py`)."""
+"""Options of the command line: those made from settings (`utils/settings.py`), and models.
+
+A model is looked up before a command imports what reads it, which takes seconds.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -10,17 +13,38 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from vllm_redrafter.checkpoints.shipped import PREFIX, shipped_drafter
+from vllm_redrafter.utils.hub import check_within_reach
 from vllm_redrafter.utils.settings import option_of, settings_of
 
-TargetName = Annotated[
-    str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
-]
 
+def looked_up(what: str) -> Callable[[typer.Context, str | None], str | None]:
+    """A callback that refuses a model which is nowhere; `what` it is begins the message."""
+
+    def callback(context: typer.Context, name: str | None) -> str | None:
+        if name is not None and not context.resilient_parsing:
+            if name.startswith(PREFIX):
+                shipped_drafter(name.removeprefix(PREFIX))
+            else:
+                check_within_reach(name, what)
+        return name
+
+    return callback
+
+
+TARGET, DRAFTER = looked_up("target"), looked_up("drafter")
+TargetName = Annotated[
+    str, typer.Argument(metavar="TARGET", help="A folder or a hub id.", callback=TARGET)
+]
+DrafterName = Annotated[
+    str, typer.Argument(metavar="DRAFTER", help="A folder or a hub id.", callback=DRAFTER)
+]
 OtherDrafter = Annotated[
     str | None,
     typer.Option(
+        callback=DRAFTER,
         help="A drafter, a folder or a hub id, to use instead of the one that comes with the "
-        "package, which fits SmolLM2 alone."
+        "package, which fits SmolLM2 alone.",
     ),
 ]
 

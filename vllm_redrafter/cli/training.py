@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vllm_redrafter.cli.options import TargetName, quiet_vllm, settings_as_options
+from vllm_redrafter.cli import options
+from vllm_redrafter.cli.options import quiet_vllm, settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.evaluation.config import EvaluationConfig
@@ -23,19 +24,31 @@ OtherTarget = Annotated[
         "copy of this one.",
     ),
 ]
+DataFolders = Annotated[
+    list[Path],
+    typer.Option(
+        exists=True,
+        help="Folder that generate-data wrote with this target. May be given several times: the "
+        "parts of several machines, or greedy and sampled answers. To evaluate --held-out, give "
+        "all that the drafter was trained on.",
+    ),
+]
 HiddenStates = Annotated[
     list[Path] | None,
     typer.Option(
+        exists=True,
         help="Folder that capture wrote from a folder of --data; one for each of them. Of the "
-        "target, only its embedding, final norm and output layer are loaded then."
+        "target, only its embedding, final norm and output layer are loaded then.",
     ),
 ]
 
 
 @settings_as_options
 def capture(
-    target: TargetName,
-    data: Annotated[Path, typer.Option(help="Folder that generate-data wrote with this target.")],
+    target: options.TargetName,
+    data: Annotated[
+        Path, typer.Option(exists=True, help="Folder that generate-data wrote with this target.")
+    ],
     output: Annotated[
         Path,
         typer.Option(
@@ -68,14 +81,8 @@ def _start_vllm(
 
 @settings_as_options
 def train(
-    target: TargetName,
-    data: Annotated[
-        list[Path],
-        typer.Option(
-            help="Folder that generate-data wrote with this target. May be given several times: "
-            "the parts of several machines, or greedy and sampled answers."
-        ),
-    ],
+    target: options.TargetName,
+    data: DataFolders,
     output: Annotated[Path, typer.Option(help="Folder for the drafter and its checkpoints.")],
     config: TrainingConfig,
     hidden_states: HiddenStates = None,
@@ -89,6 +96,7 @@ def train(
     initial_drafter: Annotated[
         str | None,
         typer.Option(
+            callback=options.DRAFTER,
             help="Drafter to train on, a folder or a hub id: with more data, or data of other "
             "kinds. Its sizes and its draft vocabulary stay.",
             show_default="a new one",
@@ -97,6 +105,7 @@ def train(
     add_selector: Annotated[
         str | None,
         typer.Option(
+            callback=options.DRAFTER,
             help="Drafter to add a selector to, a folder or a hub id: its weights stay, and a "
             "draft reads its vocabulary-wide layer once, where it read it for every token.",
             show_default="none",
@@ -112,35 +121,19 @@ def train(
     from vllm_redrafter.training.plan import TrainingJob
 
     # For the estimate of tokens per target step, during training.
-    speculation = ReDrafterConfig(12, 4, config.unroll_steps, context_matches=0)
+    shape = ReDrafterConfig(12, 4, config.unroll_steps, context_matches=0)
+    folders, states = tuple(data), tuple(hidden_states or ())
     job = TrainingJob(
-        target,
-        tuple(data),
-        output,
-        config,
-        speculation,
-        other_target,
-        initial_drafter,
-        add_selector,
-        tuple(hidden_states or ()),
+        target, folders, output, config, shape, other_target, initial_drafter, add_selector, states
     )
     run.train(job, resume=resume, dry_run=dry_run)
 
 
 @settings_as_options
 def evaluate(
-    target: TargetName,
-    drafter: Annotated[
-        str,
-        typer.Argument(metavar="DRAFTER", help="The drafter to evaluate: a folder or a hub id."),
-    ],
-    data: Annotated[
-        list[Path],
-        typer.Option(
-            help="Folder that generate-data wrote with this target. May be repeated; with "
-            "--held-out, all that the drafter was trained on."
-        ),
-    ],
+    target: options.TargetName,
+    drafter: options.DrafterName,
+    data: DataFolders,
     config: EvaluationConfig,
     hidden_states: HiddenStates = None,
     beam_widths: Annotated[
@@ -169,32 +162,25 @@ def evaluate(
 
     The decoding of the data's answers is replayed; vLLM reports the same when it decodes them.
     """
+    widths = _integers("--beam-widths", beam_widths)
+    lengths = _integers("--beam-lengths", beam_lengths)
+    nodes = _integers("--spec-tokens", spec_tokens)
+    if json_file:
+        check_writable(json_file, "--json")
+
     from rich.console import Console
 
     from vllm_redrafter.checkpoints.writing import check_recordable, save_shape
     from vllm_redrafter.evaluation import evaluate as evaluation
     from vllm_redrafter.evaluation import report
 
-    grid = evaluation.shapes(
-        _integers("--beam-widths", beam_widths),
-        _integers("--beam-lengths", beam_lengths),
-        _integers("--spec-tokens", spec_tokens),
-        config.tree,
-    )
+    grid = evaluation.shapes(widths, lengths, nodes, config.tree)
     if record:
         check_recordable(drafter)
-    if json_file:
-        check_writable(json_file, "--json")
+    console, states = Console(), tuple(hidden_states or ())
     job = evaluation.EvaluationJob(
-        target,
-        drafter,
-        tuple(data),
-        grid,
-        config,
-        other_target,
-        hidden_states=tuple(hidden_states or ()),
+        target, drafter, tuple(data), grid, config, other_target, hidden_states=states
     )
-    console = Console()
     found = evaluation.evaluate(job, console)
     report.print_evaluation(console, found)
     if record:

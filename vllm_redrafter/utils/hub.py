@@ -4,9 +4,6 @@
 import os
 from pathlib import Path
 
-from huggingface_hub import constants, model_info
-from huggingface_hub.file_download import repo_folder_name
-
 from vllm_redrafter.utils.errors import ConfigError, one_line
 
 
@@ -17,6 +14,9 @@ def check_within_reach(name: str, what: str, revision: str | None = None) -> Non
     missing = f"{what} {name!r}: no such folder"
     if not name or name.startswith((".", "/", "~")):
         raise ConfigError(f"{missing}; give a model's folder or a hub id")
+    from huggingface_hub import constants, model_info
+    from huggingface_hub.file_download import repo_folder_name
+
     try:
         cached = repo_folder_name(repo_id=name, repo_type="model")
         if Path(constants.HF_HUB_CACHE, cached).is_dir():

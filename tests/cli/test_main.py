@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command itself: wrong inputs are refused at once, by the names that were typed."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+PROGRAM = """
+import sys
+from vllm_redrafter.cli.main import app
+try:
+    app()
+finally:
+    print({"torch", "transformers", "datasets", "vllm", "numpy"} & {*sys.modules})
+"""
+TO = ["--output", "out"]
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (["shipped", "smollm2-135m-instruct"], 0, "drafters/smollm2-135m-instruct"),
+        (["--version"], 0, f"torch {version('torch')}"),
+        (["inspect", "/no"], 1, "error: drafter '/no': no such folder;"),
+        (["convert", "/no/src", "out"], 1, "error: drafter '/no/src': no such folder;"),
+        (["evaluate", "/", "redrafter:no", "--data", "/"], 1, "no drafter 'no' comes with"),
+        (["evaluate", "/", "/", "--data", "/", "--spec-tokens", "x"], 1, "--spec-tokens 'x': "),
+        (["mlx-serve", "/", "--drafter", "/no"], 1, "error: drafter '/no': no such folder;"),
+        (["mlx-serve", "/", "--spec-tokens", "1000"], 2, "'--spec-tokens': "),
+        (["train", "/", "--data", "/no", *TO], 2, "'--data': path '/no' does not exist"),
+        (["train", "/", "--data", "/", *TO, "--head", "x"], 2, "'--head': 'x' is not one of"),
+        (["train", "/", "--data", "/", *TO, "--epochs", "0"], 1, "--epochs must be at least 1, "),
+        (["make-prompts", "/", *TO, "--num-prompts", "0"], 1, "--num-prompts must be at least 1"),
+        (["generate-data", "/", "--prompts", "/no.txt", *TO], 1, "--prompts /no.txt: no such"),
+    ],
+)
+def test_wrong_inputs_are_named_before_large_libraries_are_imported(
+    command: list[str], status: int, said: str
+) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (status, "set()")
+    assert said in done.stdout + done.stderr
