@@ -5,7 +5,6 @@ A sampled request accepts the drafter's best token less often: one model would b
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,7 @@ from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
-from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 FIRST_REFIT, LONGEST_REFIT = 4, 16
 """Verifying steps before the first refit, and at most from one to the next."""

@@ -7,7 +7,7 @@ the next older one. Nothing is deleted: places below the oldest do not exist.
 """
 
 import secrets
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,7 @@ from vllm_redrafter.tree.context_matches import (
     ContextMatches,
 )
 from vllm_redrafter.tree.earlier_answers import EARLIER_PLACES, SEPARATOR, num_places
-from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 END, COUNT = range(2)
 MULTIPLIER = 0x9E3779B1

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nodes of a search and of prompt-lookup (n-gram) matches in one grid, on the host."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 
 class DraftNodes(NamedTuple):

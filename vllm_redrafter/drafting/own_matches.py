@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompt-lookup (n-gram) matches in a request's own text, found on the host."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,9 +12,8 @@ from vllm_redrafter.tree.context_matches import (
     PARTED,
     ContextMatches,
 )
-from vllm_redrafter.utils.compiled import compiled
+from vllm_redrafter.utils.compiled import Array, compiled
 
-Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 BLOCK = 64

@@ -2,7 +2,7 @@
 """From a search's nodes to the trees that are verified: joined with n-gram matches, ranked, cut."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from vllm_redrafter.tree.policy import MATCHES, SearchShape, candidate_log_probs
 from vllm_redrafter.tree.token_tree import TokenTree
 
 Floats = npt.NDArray[np.float32]
-Array = npt.NDArray[Any]
 States = TypeVar("States")
 """What a search begins with: hidden states, as the engine has them."""
 

@@ -5,17 +5,13 @@ These are the compiled forms of `budget/acceptance.py`, `tree/token_tree.py` and
 """
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vllm_redrafter.budget.acceptance import MAX_LOG_ODDS
 from vllm_redrafter.budget.choice import VerifyCosts
 from vllm_redrafter.drafting.joining import DraftNodes
-from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 
 @compiled

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tree/acceptance.py` on the host, and what a walk moves and teaches: compiled loops."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,9 +8,7 @@ from torch import Tensor
 
 from vllm_redrafter.tree.acceptance import AcceptedPath
 from vllm_redrafter.tree.token_tree import TokenTree
-from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 
 class Walk:

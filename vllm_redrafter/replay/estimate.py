@@ -22,7 +22,7 @@ from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.rows import ListRows, TextRows
 from vllm_redrafter.drafting.earlier_answers import AnswerStore
 from vllm_redrafter.drafting.joining import joined_nodes
-from vllm_redrafter.drafting.own_matches import Array, own_matches
+from vllm_redrafter.drafting.own_matches import own_matches
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.batches import TextBatch, batches_by_length
 from vllm_redrafter.replay.target import TargetOutputs, read_target
@@ -31,6 +31,7 @@ from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.context_matches import joint_scores
 from vllm_redrafter.tree.policy import candidate_log_probs, search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
+from vllm_redrafter.utils.compiled import Array
 
 COUNTS = (32, 64, 128, 256, 512)
 """Numbers of candidates that are compared."""

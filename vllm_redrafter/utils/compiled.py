@@ -10,12 +10,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy.typing as npt
 from llvmlite.binding import ffi
 from numba import config, njit
 
 from vllm_redrafter.utils.files import user_cache
 from vllm_redrafter.utils.patching import patched
 
+Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # vLLM's CPU worker reads the `__dict__` of all that stands in any module when it starts

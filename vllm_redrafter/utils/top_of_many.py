@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest of many values, and where they stand."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 FOLDS = 32
 """Values of a column that `top_of_many` looks at together."""

@@ -17,8 +17,8 @@ from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.cpu import kv_cache
 from vllm_redrafter.engine.cpu.cache_layout import UNIT
 from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
-from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.engine.cpu.tree_sequences import COMPILED_THREADS, CopiedUnits, PathCopies
+from vllm_redrafter.utils.compiled import Array
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 32, 2, 32, 3
 DTYPES = [torch.float32, torch.bfloat16]

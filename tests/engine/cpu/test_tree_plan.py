@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from redrafter_testing.algorithm.tree_batches import chain, star, token_trees
-from vllm_redrafter.engine.cpu.tree_plan import Array, plan_sequences
+from vllm_redrafter.engine.cpu.tree_plan import plan_sequences
+from vllm_redrafter.utils.compiled import Array
 
 UNIT, BLOCK_SIZE = 4, 16
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from vllm._custom_ops import cpu_attn_reshape_and_cache
 
-from vllm_redrafter.engine.cpu.tree_plan import Array
+from vllm_redrafter.utils.compiled import Array
 from vllm_redrafter.utils.errors import ConfigError
 
 UNIT = 32

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu.cache_layout import as_integers, cache_layout
-from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.engine.cpu.tree_sequences import COMPILED_THREADS
-from vllm_redrafter.utils.compiled import compiled
+from vllm_redrafter.utils.compiled import Array, compiled
 
 LayerStack = tuple[Array, Array]
 """Numbers [layers, blocks, KV heads, B * 2 * head size] of evenly spaced caches of one allocation,

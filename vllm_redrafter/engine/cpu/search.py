@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.heads.shortlist import Shortlist
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
-from vllm_redrafter.utils.compiled import compiled
+from vllm_redrafter.utils.compiled import Array, compiled
 from vllm_redrafter.utils.top_of_many import top, top_of_many
 
 

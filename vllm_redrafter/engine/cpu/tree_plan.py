@@ -4,14 +4,9 @@
 Throughout, R requests have up to T nodes each, and K and V are copied in units of `unit` tokens.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from vllm_redrafter.utils.compiled import compiled
-
-Array = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 SEQUENCES, COPIES, MOVES = 0, 1, 2
 """What is counted, by its place among the counts."""

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu.cache_layout import UNIT, CacheLayout, as_integers
-from vllm_redrafter.engine.cpu.tree_plan import Array, plan_sequences
+from vllm_redrafter.engine.cpu.tree_plan import plan_sequences
 from vllm_redrafter.tree.token_tree import TokenTree
-from vllm_redrafter.utils.compiled import compiled
+from vllm_redrafter.utils.compiled import Array, compiled
 
 PART_BYTES = 1 << 24
 """K and V that are copied at once for several requests; a single one may have more."""

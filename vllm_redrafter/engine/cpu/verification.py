@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.tree.token_tree import TokenTree
-from vllm_redrafter.utils.compiled import compiled
+from vllm_redrafter.utils.compiled import Array, compiled
 
 
 @dataclass(frozen=True)

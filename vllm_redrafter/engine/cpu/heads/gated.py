@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,9 +20,7 @@ from vllm_redrafter.heads.fusion import EPSILON as LAYER_EPSILON
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import Pack
 from vllm_redrafter.heads.norm import EPSILON, normed
-from vllm_redrafter.utils.compiled import compiled
-
-Floats = npt.NDArray[Any]
+from vllm_redrafter.utils.compiled import Array, compiled
 
 
 class PackedGatedHead(PackedHead):
@@ -87,7 +84,7 @@ class _Cell:
 
 
 @compiled
-def _normed_layers(hidden: Floats, size: int) -> Floats:
+def _normed_layers(hidden: Array, size: int) -> Array:
     """[N, m H], of h and m layers' outputs [N, (1 + m) H]: the norm of `fusion.py`."""
     layers = np.empty_like(hidden[:, size:])
     for row in range(hidden.shape[0]):
@@ -100,7 +97,7 @@ def _normed_layers(hidden: Floats, size: int) -> Floats:
 
 
 @compiled
-def _with_norm(state: Floats) -> Floats:
+def _with_norm(state: Array) -> Array:
     """[s ; n(s)] [N, 2 H], of s [N, H]."""
     rows, size = state.shape
     both = np.empty((rows, 2 * size), dtype=state.dtype)
@@ -113,7 +110,7 @@ def _with_norm(state: Floats) -> Floats:
 
 
 @compiled
-def _joined(embedded: Floats, state: Floats) -> Floats:
+def _joined(embedded: Array, state: Array) -> Array:
     """[n(e) ; n(s)] [N, 2 H], of e [N, H] and [s ; n(s)] [N, 2 H]."""
     rows, size = embedded.shape
     joined = np.empty_like(state)
@@ -126,7 +123,7 @@ def _joined(embedded: Floats, state: Floats) -> Floats:
 
 
 @compiled
-def _after(before: Floats, mixed: Floats, sigmoids: Floats) -> Floats:
+def _after(before: Array, mixed: Array, sigmoids: Array) -> Array:
     """[s ; n(s)] [N, 2 H] behind [s' ; n(s')], of [g ; x] and their sigmoids, [N, 2 H] each."""
     rows, size = before.shape[0], before.shape[1] // 2
     after = np.empty_like(before)
@@ -142,14 +139,14 @@ def _after(before: Floats, mixed: Floats, sigmoids: Floats) -> Floats:
 
 
 @compiled
-def _norm_factor(x: Floats) -> Any:
+def _norm_factor(x: Array) -> Any:
     """n(x) / x: sqrt(H) / (|x| + EPSILON)."""
     return x.dtype.type(math.sqrt(x.shape[0]) / (math.sqrt(_square(x)) + EPSILON))
 
 
 # In any order, so that vector instructions can add up.
 @partial(compiled, fastmath={"reassoc"})
-def _square(x: Floats) -> Any:
+def _square(x: Array) -> Any:
     """|x|^2."""
     square = x.dtype.type(0.0)
     for value in x:

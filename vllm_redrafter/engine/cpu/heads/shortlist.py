@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.heads.shortlist import Shortlist
-from vllm_redrafter.utils.compiled import compiled
+from vllm_redrafter.utils.compiled import Array, compiled
 from vllm_redrafter.utils.top_of_many import top_of_many
 
 FLOAT32_BITS = {torch.float32: (torch.uint32, 0), torch.bfloat16: (torch.uint16, 16)}
