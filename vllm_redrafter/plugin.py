@@ -23,8 +23,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
@@ -96,7 +96,7 @@ def _create_engine_config(
 
     @functools.cache
     def target() -> ModelConfig:
-        with _changed(args, of_target):
+        with patched(args, **of_target):
             return args.create_model_config()
 
     config, checkpoint = validated(
@@ -139,15 +139,16 @@ def _create_engine_config(
     )
     # From Python 3.14 on a class hands a bare partial `self`, which `create` has.
     static = staticmethod(create)
-    told = patched(type(args), "create_speculative_config", static) if draft else nullcontext()
-    with _changed(args, changed), told:
+    told = patched(type(args), create_speculative_config=static) if draft else nullcontext()
+    # The caller may make another engine from these arguments.
+    with patched(args, **changed), told:
         vllm_config = original(args, *rest, **kwargs)
     _check_target(vllm_config, drafter, engine)
     # Read by `_validate_spec_decode`.
     object.__setattr__(vllm_config.speculative_config, MARK, engine.worker)
     _announce(settings, drafter, draft)
     if reasons:
-        _log_chains(reasons)
+        _logger().info(ANNOUNCEMENT, "; ".join(reasons))
     parallel = vllm_config.parallel_config
     # Only here is it settled: vLLM's CPU platform makes "mp" of "uni".
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
@@ -185,10 +186,6 @@ def _sets_graph_sizes(args: EngineArgs) -> bool:
     return any(getattr(place, key) is not None for place in places for key in keys)
 
 
-def _log_chains(reasons: list[str]) -> None:
-    _logger().info(ANNOUNCEMENT, "; ".join(reasons))
-
-
 def _logger() -> Any:
     from vllm.logger import init_logger
 
@@ -210,19 +207,6 @@ def _announce(
     _logger().info("Speculating with %s: %s", source, described)
     if drafter is not None and drafter.advice is not None:
         _logger().info("ReDrafter: %s", drafter.advice)
-
-
-@contextmanager
-def _changed(args: EngineArgs, values: Mapping[str, Any]) -> Iterator[None]:
-    """The caller's arguments with others in their places; an engine may be made from them again."""
-    before = {name: getattr(args, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(args, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(args, name, value)
 
 
 def _check_arguments(args: EngineArgs, engine: Engine) -> None:
@@ -347,7 +331,7 @@ def _post_init(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) 
     from vllm.config import vllm as module
 
     methods = Literal[(*get_args(module.EagleModelTypes), "custom_class")]  # type: ignore[valid-type]
-    with patched(module, "EagleModelTypes", methods):
+    with patched(module, EagleModelTypes=methods):
         return original(vllm_config)
 
 

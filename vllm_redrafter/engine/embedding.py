@@ -35,7 +35,7 @@ def shared_embedding(target: nn.Module) -> Callable[[Tensor], Tensor]:
     def embed_without_adapters(tokens: Tensor) -> Tensor:
         with ExitStack() as bare:
             for layer in layers:
-                bare.enter_context(patched(layer, "forward", layer.base_layer.forward))
+                bare.enter_context(patched(layer, forward=layer.base_layer.forward))
             return embed(tokens)
 
     return embed_without_adapters

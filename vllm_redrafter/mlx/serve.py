@@ -10,7 +10,6 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -57,11 +56,8 @@ def serve(
         "stream_generate": generate,
         "scan_cache_dir": _scan_cache_dir,
     }
-    with ExitStack() as stack:
-        # mlx_lm/server.py makes its parser inside `main`, and calls these by name.
-        stack.enter_context(patched(sys, "argv", command))
-        for name, replacement in replaced.items():
-            stack.enter_context(patched(server, name, replacement))
+    # mlx_lm/server.py makes its parser inside `main`, and calls these by name.
+    with patched(sys, argv=command), patched(server, **replaced):
         server.main()
 
 

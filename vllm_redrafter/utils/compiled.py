@@ -46,6 +46,6 @@ FOLDER = _cache_folder()
 
 def compiled(function: Function, **options: Any) -> Function:
     """Compile at the first call, with numba's `options`; kept on disk if `FOLDER` is some."""
-    with patched(config, "CACHE_DIR", str(FOLDER or "")):
+    with patched(config, CACHE_DIR=str(FOLDER or "")):
         made: Function = njit(cache=FOLDER is not None, **options)(function)
     return made

@@ -75,7 +75,7 @@ class _DependentChain(_Chain, MTPSpeculator):
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """As vLLM does; its first pass has the target's rows."""
-        with patched(self, "num_speculative_steps", self.max_rows - 1):
+        with patched(self, num_speculative_steps=self.max_rows - 1):
             super().init_cudagraph_manager(cudagraph_mode)
 
     def capture(self) -> None:
@@ -88,7 +88,7 @@ class _DependentChain(_Chain, MTPSpeculator):
                 each.max_num_splits = 1
             return metadata
 
-        with patched(state, "prepare_attn", linear):
+        with patched(state, prepare_attn=linear):
             super().capture()
 
 
@@ -138,7 +138,7 @@ class ChainTrunk(Trunk):
                 rows += [batch.positions, *(aux_hidden_states or [last_hidden_states])]
             gather_path(self._verification.path[:verified], staged.row_start, rows)
         # For this step alone: vLLM prepares and captures by it, too.
-        with patched(self.chain, "num_speculative_steps", self._length if drafts else 1):
+        with patched(self.chain, num_speculative_steps=self._length if drafts else 1):
             self.chain.propose(*step)
 
     def _explore(self, requests: int, length: int) -> tuple[ExploredNodes, Tensor | None]:

@@ -117,11 +117,12 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         states = partial(_request_states, Settings.of(vllm_config).config)
-        with (
-            patched(model_runner, "init_speculator", _make_speculator),
-            patched(model_runner, "RequestState", states),
-            patched(model_runner, "LoraState", _VerifiedAdapters),
-            patched(model_runner, "PPHandler", TreePPHandler),
+        with patched(
+            model_runner,
+            init_speculator=_make_speculator,
+            RequestState=states,
+            LoraState=_VerifiedAdapters,
+            PPHandler=TreePPHandler,
         ):
             super().__init__(vllm_config, device)
         self.settings = Settings.of(vllm_config)
@@ -138,9 +139,10 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         self._embedding: FirstStageEmbedding | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        with (
-            patched(model_runner, "init_model_state", self._make_model_state),
-            patched(model_runner, "set_eagle3_aux_hidden_state_layers", self._enable_aux_states),
+        with patched(
+            model_runner,
+            init_model_state=self._make_model_state,
+            set_eagle3_aux_hidden_state_layers=self._enable_aux_states,
         ):
             super().load_model(*args, **kwargs)
         with DeviceMemoryProfiler() as memory:
@@ -152,9 +154,10 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         self.model_memory_usage += memory.consumed_memory
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        with (
-            patched(model_runner, "maybe_create_adaptive_verification_manager", self._make_budget),
-            patched(model_runner, "ModelCudaGraphManager", self._make_graph_manager),
+        with patched(
+            model_runner,
+            maybe_create_adaptive_verification_manager=self._make_budget,
+            ModelCudaGraphManager=self._make_graph_manager,
         ):
             super().initialize_kv_cache(*args, **kwargs)
         self.table.budget = self.adaptive_verification

@@ -21,7 +21,7 @@ def record_on_cpu(worker: Any) -> None:
                 worker.searched.append((name, texts[row, :size].tolist()))
             return find(texts, rows, num_tokens, *limits)
 
-        with patched(context_matching, "own_matches", read):
+        with patched(context_matching, own_matches=read):
             return matches(batch, active, names, *others)
 
     matching.matches = recorded

@@ -39,5 +39,5 @@ class InterpretedWorker(TreeWorker, cpu_worker.CPUWorker):
 
     def init_device(self) -> None:
         # The class is imported by name when it is needed.
-        with patched(cpu_model_runner, "CPUModelRunner", InterpretedTreeModelRunner):
+        with patched(cpu_model_runner, CPUModelRunner=InterpretedTreeModelRunner):
             super().init_device()

@@ -129,9 +129,9 @@ def _compiled(target: GPUTarget, launch: Callable[[], Any]) -> list[tuple[str, A
         return kernel
 
     with (
-        patched(driver, "_active", _Driver(target)),
-        patched(JITFunction, "run", compile_only),
-        patched(tree_attention, "compute_capability", lambda _: driver.active.get_current_device()),
+        patched(driver, _active=_Driver(target)),
+        patched(JITFunction, run=compile_only),
+        patched(tree_attention, compute_capability=lambda _: driver.active.get_current_device()),
     ):
         launch()
     return compiled

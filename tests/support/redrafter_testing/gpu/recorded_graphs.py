@@ -183,10 +183,8 @@ def graphs_recorded() -> Iterator[None]:
     from triton.runtime.interpreter import GridExecutor
 
     with (
-        patched(cuda, "CUDAGraph", RecordedGraph),
-        patched(cuda, "graph", record),
-        patched(cuda, "graph_pool_handle", lambda: (0, 0)),
-        patched(GridExecutor, "__call__", as_one_node(GridExecutor.__call__)),
+        patched(cuda, CUDAGraph=RecordedGraph, graph=record, graph_pool_handle=lambda: (0, 0)),
+        patched(GridExecutor, __call__=as_one_node(GridExecutor.__call__)),
     ):
         yield
 
@@ -293,7 +291,7 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES, flash_attention: bool = False) -> 
     capture_drafts = TreeSpeculator.capture
 
     def capture(speculator: Any) -> None:
-        with patched(RecordedGraph, "drafting", True):
+        with patched(RecordedGraph, drafting=True):
             capture_drafts(speculator)
 
     setattr(TreeSpeculator, "capture", capture)  # noqa: B010
@@ -321,8 +319,8 @@ def _profile_watched(runner: Any) -> Iterator[None]:
         tear_down(torn_down)
 
     with (
-        patched(runner.model, "compute_logits", count_rows),
-        patched(cudagraph_utils, "_teardown_profiling_state", note_caches),
+        patched(runner.model, compute_logits=count_rows),
+        patched(cudagraph_utils, _teardown_profiling_state=note_caches),
     ):
         yield
     profiled["freed"] += [cache.expired() for cache in caches]

@@ -89,7 +89,7 @@ def _use_triton_mamba() -> None:
     from vllm.model_executor.layers.mamba.ops import causal_conv1d, mamba_ssm, ssu_dispatch
     from vllm.platforms import current_platform
 
-    with patched(type(current_platform), "is_cpu", lambda self: False):
+    with patched(type(current_platform), is_cpu=lambda self: False):
         importlib.reload(causal_conv1d)
         importlib.reload(mamba_ssm)
     mamba_mixer2.causal_conv1d_update = causal_conv1d.causal_conv1d_update

@@ -58,7 +58,7 @@ logger = init_logger("vllm.redrafter")
 class CPUTreeModelRunner(CPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         # vLLM leaves min-p and logit bias out when it speculates; `path_sampler.py` applies them.
-        with patched(gpu_model_runner, "build_logitsprocs", _builtin_logits_processors):
+        with patched(gpu_model_runner, build_logitsprocs=_builtin_logits_processors):
             super().__init__(vllm_config, device)
         self.stats = StepStats()
         # By request: [2, K+1], parents and depths of the tree drafted last.
@@ -170,7 +170,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         if not scheduler_output.scheduled_spec_decode_tokens:
             self._step = None
             self._timed = (PLAIN, requests, rows) if rows == requests else None
-            with patched(self, "speculative_config", None):
+            with patched(self, speculative_config=None):
                 prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
             self._logits_rows = prepared[0]
             return prepared

@@ -49,7 +49,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         if self.rank == 0 and (advice := advice_on(self.model_config.dtype)):
             logger.warning("ReDrafter: %s", advice)
         # vLLM has no hook for the runner's class; it is looked up in the worker's module.
-        with patched(cpu_worker, "CPUModelRunner", CPUTreeModelRunner):
+        with patched(cpu_worker, CPUModelRunner=CPUTreeModelRunner):
             super().init_device()
 
     def compile_or_warm_up_model(self) -> CompilationTimes:

@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from transformers import AutoConfig
@@ -95,18 +96,22 @@ def start_messages(llm: Any, targets: Sequence[Path], drafter: Path) -> list[str
     from vllm_redrafter import ConfigError, plugin
     from vllm_redrafter.engine.chains import ANNOUNCEMENT
 
-    reasons: list[str] = []
-    plugin._log_chains = reasons.extend
+    said: list[str] = []
     messages = []
+
+    def info(text: str, *given: Any) -> None:
+        said.extend([text % given] * (text == ANNOUNCEMENT))
+
+    plugin._logger = lambda: SimpleNamespace(info=info)
     for target in targets:
-        reasons.clear()
+        said.clear()
         speculative = {"model": str(drafter), "num_speculative_tokens": 8}
         arguments = EngineArgs(
             str(target), skip_tokenizer_init=True, speculative_config=speculative
         )
         try:
             arguments.create_engine_config()
-            messages.append(ANNOUNCEMENT % "; ".join(reasons) if reasons else "")
+            messages.append("".join(said))
         except ConfigError as error:
             messages.append(str(error))
     return messages
