@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How to speculate; what a drafter is, `heads/head.py` says."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -30,16 +31,13 @@ FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 32, 128, 512
 TreeKind = Literal["explored", "beams", "chain"]
 
 
-def require_positive(owner: str, **values: int) -> None:
-    """Raise a ConfigError that begins with `owner` unless all are integers of at least 1."""
+def require_integers(owner: str, most: float = math.inf, least: int = 1, **values: object) -> None:
+    """Raise a ConfigError that begins with `owner` unless all are integers within the limits."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{owner}: {name} must be an integer of at least 1, got {value!r}")
-
-
-def require_at_most(owner: str, most: int, **values: int) -> None:
-    """Raise a ConfigError that begins with `owner` unless none is more than `most`."""
-    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(
+                f"{owner}: {name} must be an integer of at least {least}, got {value!r}"
+            )
         if value > most:
             raise ConfigError(f"{owner}: {name} must be at most {most}, got {value:.6g}")
 
@@ -82,9 +80,8 @@ class ReDrafterConfig:
     candidates: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(
-            "speculative config", beam_width=self.beam_width, beam_length=self.beam_length
-        )
+        sizes = {"beam_width": self.beam_width, "beam_length": self.beam_length}
+        require_integers("speculative config", **sizes)
         fewest = max(FEWEST_CANDIDATES, self.beam_width)
         c, kinds = self.candidates, get_args(TreeKind)
         limits = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_redrafter.checkpoints.speculation import NODES
-from vllm_redrafter.config import require_positive
+from vllm_redrafter.config import require_integers
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import METHOD
 
@@ -49,7 +49,7 @@ def shape_of_draft(requested: Mapping[str, Any]) -> dict[str, Any]:
     if not (isinstance(model, str) or (method == "mtp" and model is None)):
         raise ConfigError(f"{owner}: 'model' must name its checkpoint, got {model!r}")
     length: Any = draft.get(NODES)
-    require_positive(owner, num_speculative_tokens=length)
+    require_integers(owner, num_speculative_tokens=length)
     nodes = requested.get(NODES)
     if nodes is None or (isinstance(nodes, int) and nodes < length):
         raise ConfigError(

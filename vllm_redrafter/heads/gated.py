@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.config import require_integers
+from vllm_redrafter.heads.head import MOST_LAYERS, OWNER, DraftHead, HeadConfig
 from vllm_redrafter.heads.norm import normed
 
 
@@ -36,7 +37,7 @@ class GatedConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_draft_layers(self.num_draft_layers)
+        require_integers(OWNER, MOST_LAYERS, least=0, num_draft_layers=self.num_draft_layers)
 
 
 class GatedHead(DraftHead):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.config import require_at_most, require_positive
+from vllm_redrafter.config import require_integers
 from vllm_redrafter.heads.fusion import FuseLayer, fused
 from vllm_redrafter.heads.selector import Selector, SelectorConfig
 from vllm_redrafter.heads.shortlist import Shortlist
@@ -80,24 +80,15 @@ class HeadConfig:
         layers = checked_layers(self.target_layers, f"{OWNER}: target_layers")
         object.__setattr__(self, "target_layers", layers)
         object.__setattr__(self, "selector", _selector_config(self.selector))
-        require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
-        require_at_most(OWNER, LARGEST_VOCABULARY, vocab_size=self.vocab_size)
-        require_at_most(OWNER, WIDEST, hidden_size=self.hidden_size)
+        require_integers(OWNER, LARGEST_VOCABULARY, vocab_size=self.vocab_size)
+        require_integers(OWNER, WIDEST, hidden_size=self.hidden_size)
         if self.draft_vocab_size is not None:
-            require_positive(OWNER, draft_vocab_size=self.draft_vocab_size)
+            require_integers(OWNER, draft_vocab_size=self.draft_vocab_size)
             if self.draft_vocab_size > self.vocab_size:
                 raise ConfigError(
                     f"{OWNER}: draft_vocab_size {self.draft_vocab_size} exceeds "
                     f"vocab_size {self.vocab_size}; leave it out to rank all tokens"
                 )
-
-    @staticmethod
-    def _require_draft_layers(layers: int) -> None:
-        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
-            raise ConfigError(
-                f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
-            )
-        require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
 
     @property
     def num_ranked_tokens(self) -> int:

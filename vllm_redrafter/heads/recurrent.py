@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.heads.head import OWNER, WIDEST, DraftHead, HeadConfig
+from vllm_redrafter.config import require_integers
+from vllm_redrafter.heads.head import MOST_LAYERS, OWNER, WIDEST, DraftHead, HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 # From TensorRT-LLM's converter to Apple's.
@@ -46,12 +46,9 @@ class RecurrentConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(OWNER, exit_dim=self.exit_dim)
-        require_at_most(OWNER, WIDEST, exit_dim=self.exit_dim)
-        self._require_draft_layers(self.num_draft_layers)
-        lookback = self.num_lookback_tokens
-        if isinstance(lookback, bool) or not isinstance(lookback, int):
-            raise ConfigError(f"{OWNER}: num_lookback_tokens must be an integer, got {lookback!r}")
+        require_integers(OWNER, WIDEST, exit_dim=self.exit_dim)
+        require_integers(OWNER, MOST_LAYERS, least=0, num_draft_layers=self.num_draft_layers)
+        require_integers(OWNER, least=-1, num_lookback_tokens=self.num_lookback_tokens)
         if not isinstance(self.rnn, bool):
             raise ConfigError(f"{OWNER}: rnn must be true or false, got {self.rnn!r}")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.config import MAX_NODES, require_at_most, require_positive
+from vllm_redrafter.config import MAX_NODES, require_integers
 from vllm_redrafter.heads.norm import normed
 
 OWNER = "drafter config.json: selector"
@@ -29,9 +29,8 @@ class SelectorConfig:
     rank: int
 
     def __post_init__(self) -> None:
-        require_positive(OWNER, depths=self.depths, rank=self.rank)
-        require_at_most(OWNER, MAX_NODES, depths=self.depths)
-        require_at_most(OWNER, 2**20, rank=self.rank)
+        require_integers(OWNER, MAX_NODES, depths=self.depths)
+        require_integers(OWNER, 2**20, rank=self.rank)
 
 
 class Selector(nn.Module):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.config import MAX_NODES, require_at_most, require_positive
+from vllm_redrafter.config import MAX_NODES, require_integers
 from vllm_redrafter.heads.head import OWNER, WIDEST, DraftHead, HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -52,9 +52,8 @@ class SpeculatorConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(OWNER, width=self.width, num_levels=self.num_levels)
-        require_at_most(OWNER, WIDEST, width=self.width)
-        require_at_most(OWNER, MAX_NODES - 1, num_levels=self.num_levels)
+        require_integers(OWNER, WIDEST, width=self.width)
+        require_integers(OWNER, MAX_NODES - 1, num_levels=self.num_levels)
         for name in ("tied", "scale_input"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{OWNER}: {name} must be true or false, got {value!r}")
