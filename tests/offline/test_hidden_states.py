@@ -91,5 +91,5 @@ def test_a_target_whose_class_hands_out_no_states_is_refused(tmp_path: Path) -> 
 
 def test_what_capture_decides_is_not_taken_from_engine_args(tmp_path: Path) -> None:
     further = EngineSettings(engine_args='{"enable_prefix_caching": true, "seed": 1}')
-    with pytest.raises(ConfigError, match=r"capture itself decides about enable_prefix_caching$"):
+    with pytest.raises(ConfigError, match=r"args: enable_prefix_caching: the command decides"):
         HiddenStatesEngine("no-target", CaptureSettings(engine=further), [2], 10, tmp_path)

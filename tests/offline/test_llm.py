@@ -84,7 +84,7 @@ def test_further_arguments_go_to_vllm_and_may_not_contradict_options() -> None:
     assert found["tensor_parallel_size"] == 4
     assert further.items() <= found.items()
     for name in ("dtype", "max_num_seqs", "tensor_parallel_size", "model"):
-        with pytest.raises(ConfigError, match=f"--engine-args: {name}: the command has an arg"):
+        with pytest.raises(ConfigError, match=f"--engine-args: {name}: the command decides"):
             arguments(engine_args=json.dumps({name: 1}))
 
 

@@ -18,9 +18,8 @@ from vllm_redrafter.offline.llm import (
     failures_while,
     run_requests,
     start_llm,
-    worker_arguments,
+    with_further,
 )
-from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.processor import advice_on
 
 CPU_BATCHED_TOKENS = 4096
@@ -48,27 +47,16 @@ def _prefill_arguments(target: str, sampling: SamplingSettings) -> dict[str, Any
 
 def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
     """vLLM's arguments, but for the model; ConfigError where `engine_args` repeats an option."""
-    sampling = settings.sampling
-    of_options = {
+    sampling, usual = settings.sampling, {"disable_log_stats": True}
+    own = {
         "dtype": sampling.dtype,
         "max_model_len": sampling.max_model_len,
         "max_num_seqs": settings.in_flight,
         "tensor_parallel_size": settings.engine.tensor_parallel_size,
     }
-    further = settings.engine.further_arguments()
-    if twice := sorted(further.keys() & {"model", *of_options}):
-        raise ConfigError(
-            f"--engine-args: {', '.join(twice)}: the command has an argument or option for it "
-            "(--in-flight for max_num_seqs)"
-        )
-    prefill = {} if "speculative_config" in further else _prefill_arguments(target, sampling)
-    return {
-        **of_options,
-        "disable_log_stats": True,
-        **worker_arguments(settings.engine.tensor_parallel_size),
-        **prefill,
-        **further,
-    }
+    if "speculative_config" not in settings.engine.further_arguments():
+        usual |= _prefill_arguments(target, sampling)
+    return with_further(settings.engine, own, usual)
 
 
 def _sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingParams:

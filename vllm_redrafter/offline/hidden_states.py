@@ -37,7 +37,7 @@ from vllm_redrafter.offline.llm import (
     run_requests,
     start_llm,
     start_of,
-    worker_arguments,
+    with_further,
 )
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -86,16 +86,12 @@ class HiddenStatesEngine:
             },
             "kv_transfer_config": connector,
         }
-        extra = settings.engine.further_arguments()
-        if taken := sorted(extra.keys() & {"model", *own}):
-            raise ConfigError(f"--engine-args: capture itself decides about {', '.join(taken)}")
         usual = {
             "max_num_seqs": settings.in_flight,
             "max_num_batched_tokens": max(longest + 1, BATCHED_TOKENS),
-            **worker_arguments(settings.engine.tensor_parallel_size),
         }
-        _check_hands_out_states(target, settings.dtype, extra)
-        arguments = usual | own | extra
+        arguments = with_further(settings.engine, own, usual)
+        _check_hands_out_states(target, settings.dtype, settings.engine.further_arguments())
         self._llm = start_llm(target, ends_with_this_process=True, **arguments)
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:

@@ -2,7 +2,7 @@
 """vLLM without a server: starting it, and many requests, a limited number of them at a time."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from vllm_redrafter.data.settings import EngineSettings
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.files import check_no_pattern
 
@@ -73,7 +74,23 @@ def _core_in_this_process() -> Iterator[None]:
         del os.environ[name]
 
 
-def worker_arguments(workers: int) -> dict[str, Any]:
+def with_further(
+    engine: EngineSettings, own: Mapping[str, Any], usual: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments of vLLM: a command's `own`, and those of `--engine-args`, before the `usual`.
+
+    ConfigError: `--engine-args` repeats an own one.
+    """
+    further = engine.further_arguments()
+    if twice := sorted(further.keys() & {"model", *own}):
+        raise ConfigError(
+            f"--engine-args: {', '.join(twice)}: the command decides about that, or has an "
+            "argument or option for it (--in-flight for max_num_seqs)"
+        )
+    return {**_worker_arguments(engine.tensor_parallel_size), **usual, **own, **further}
+
+
+def _worker_arguments(workers: int) -> dict[str, Any]:
     """Arguments with which so many workers are processes; on a CPU they take what memory is free.
 
     Else a CPU engine asks for 0.92 of all, and does not start beside programs that have more than
