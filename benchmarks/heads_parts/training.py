@@ -106,13 +106,13 @@ def _train(
 ) -> float:
     """Train it in place; its loss at the end."""
     learnt = answers_alone(narrowed(material.learnt, head.config.hidden_width))
-    plan = loop_plan(config, material.shapes[0], learnt, head.config)
+    plan = loop_plan(config, material.shapes[0], learnt, trains_selector=trains_selector)
     trainer = Trainer(
         head,
         material.target,
         learnt,
         ListRows(),
-        replace(plan, trains_selector=trains_selector),
+        plan,
         material.accelerator,
         console=Console(file=io.StringIO()),
     )

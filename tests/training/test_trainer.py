@@ -56,7 +56,7 @@ def untrained() -> RecurrentHead:
 def trainer(drafter: DraftHead, output: Path | None = None, **settings: Any) -> Trainer:
     config, text = TrainingConfig(**SETTINGS | settings), rows()
     accelerator = make_accelerator(config.precision)
-    loop = loop_plan(config, SPECULATION, text, drafter.config, accelerator.num_processes)
+    loop = loop_plan(config, SPECULATION, text, accelerator.num_processes)
     checkpoints = None if output is None else Checkpoints(output)
     console = Console(file=io.StringIO())
     given = drafter, CycleTarget(), text, rows(), loop, accelerator, checkpoints

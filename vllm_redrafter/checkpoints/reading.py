@@ -18,7 +18,7 @@ from vllm_redrafter.checkpoints.published_config import MODEL_TYPE, own_values
 from vllm_redrafter.checkpoints.tensors import check_tensors, own_tensors
 from vllm_redrafter.checkpoints.weight_files import SERVED, find_weights, read_weights
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import build_head, heads, written_types
+from vllm_redrafter.heads.registry import build_head, heads
 from vllm_redrafter.utils.errors import ConfigError
 
 SHAPE_KEYS = {
@@ -110,9 +110,10 @@ def head_of(model: str, values: Mapping[str, Any]) -> type[DraftHead]:
     """The head that a config.json names; a ConfigError where it names none."""
     if values.get("model_type") not in heads():
         found = repr(values["model_type"]) if "model_type" in values else "none"
+        known = " or ".join(f'"{model_type}"' for model_type in heads())
         raise ConfigError(
             f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
-            f'"model_type": {written_types()}, found {found}'
+            f'"model_type": {known}, found {found}'
         )
     return heads()[values["model_type"]]
 

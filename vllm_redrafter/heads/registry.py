@@ -39,11 +39,6 @@ def register(head: type[DraftHead]) -> type[DraftHead]:
     return head
 
 
-def written_types() -> str:
-    """All of them, for messages."""
-    return " or ".join(f'"{model_type}"' for model_type in heads())
-
-
 def heads() -> dict[str, type[DraftHead]]:
     """All heads, by `model_type`."""
     _register_installed()

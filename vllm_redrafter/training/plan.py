@@ -81,7 +81,7 @@ class LoopPlan:
     batches: BatchPlan
     num_steps: int
     shape: ReDrafterConfig
-    trains_selector: bool = False
+    trains_selector: bool
 
 
 @dataclass(frozen=True)

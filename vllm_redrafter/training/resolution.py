@@ -67,7 +67,6 @@ def resolve(
     if head.config.selected_depths:
         shape = replace(shape, candidates=USUAL_CANDIDATES)
     rows, held_out = _with_states(job, written, data, head.config)
-    loop = loop_plan(config, shape, rows, head.config, processes[0])
     record = _record(job, config, data)
     return TrainingPlan(
         job=job,
@@ -77,7 +76,7 @@ def resolve(
         held_out=held_out,
         held_out_sampled=written.sampled[data.held_out.indices],
         num_cut=data.rows.num_cut,
-        loop=replace(loop, trains_selector=head.trains_selector),
+        loop=loop_plan(config, shape, rows, processes[0], head.trains_selector),
         processes=processes,
         start=checkpoints.newest(record) if resume else None,
         record=record,
@@ -88,10 +87,10 @@ def loop_plan(
     config: TrainingConfig,
     shape: ReDrafterConfig,
     rows: TextRows,
-    head: HeadConfig,
     processes: int = 1,
+    trains_selector: bool = False,
 ) -> LoopPlan:
-    """The loop over `rows` for a head of these sizes, `processes` of which share the batches.
+    """The loop over `rows`, whose batches so many processes share.
 
     Tokens per target step are estimated for `shape`; ConfigError for sizes that do not fit.
     """
@@ -102,7 +101,7 @@ def loop_plan(
         )
     batches = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
     num_steps = config.max_steps or batches.num_steps(config.epochs)
-    return LoopPlan(config, batches, num_steps, shape)
+    return LoopPlan(config, batches, num_steps, shape, trains_selector)
 
 
 def new_head_config(config: TrainingConfig, vocab_size: int, hidden_size: int) -> HeadConfig:
