@@ -29,7 +29,7 @@ from vllm_redrafter.engine.cpu.v1.proposer import TreeProposer
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.utils import names
-from vllm_redrafter.utils.json_files import read_json
+from vllm_redrafter.utils.json_files import read_object
 
 plugin.register()
 
@@ -81,8 +81,8 @@ def test_a_drafter_s_config_is_read_once_in_the_front_end_and_once_in_a_worker(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the hub each reading may be a round trip."""
-    read = Mock(side_effect=read_json)
-    monkeypatch.setattr(drafter_files, "read_json", read)
+    read = Mock(side_effect=read_object)
+    monkeypatch.setattr(drafter_files, "read_object", read)
     config = configure(target, spec_model=str(drafter), spec_tokens=12)
     read.assert_called_once_with(drafter / "config.json")
     TreeProposer(config).load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(512, 128)}))

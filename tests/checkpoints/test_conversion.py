@@ -192,7 +192,7 @@ def test_a_failure_leaves_nothing_behind(source: Path, destination: Path, existe
         destination.mkdir()
     (source / "README.md").write_text("the last file to be written")
     full = patch.object(shutil, "copyfile", side_effect=OSError(28, "No space left on device"))
-    with full, pytest.raises(ConfigError, match=r"could not be written: .* make room"):
+    with full, pytest.raises(ConfigError, match=r"cannot be written: .* make room"):
         convert(str(source), destination)
     assert files(source.parent) == (["destination", "source"] if existed else ["source"])
     assert not existed or not files(destination)

@@ -76,7 +76,7 @@ def test_architecture_and_weights_count(
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"its config\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"config\.json: not readable as JSON"):
         target_fingerprint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "consolidated.safetensors").touch()

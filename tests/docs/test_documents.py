@@ -190,7 +190,8 @@ def test_every_wrap_and_every_exchanged_class_of_vllm_has_its_row() -> None:
     package = REPO / "vllm_redrafter"
     wraps = re.findall(r'_wrap\((\w+), "(\w+)"', (package / "plugin.py").read_text())
     runner = (package / "engine" / "v2" / "runner.py").read_text()
-    exchanged = set(re.findall(r'patched\(model_runner, "(\w+)"', runner))
+    patches = re.findall(r"patched\(\s+model_runner,(.*?)\)", runner, re.DOTALL)
+    exchanged = set(re.findall(r"(\w+)=", "".join(patches)))
     assert len({*wraps}) == len(wraps) == 8
     for heading, names in (
         ("# What vLLM could take over", {".".join(wrap) for wrap in wraps}),

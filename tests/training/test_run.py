@@ -68,7 +68,7 @@ def test_an_output_with_checkpoints_is_resumed_or_refused(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "README.md").mkdir(parents=True)
-    with pytest.raises(TrainingError, match=r"could not be written .* again with --resume"):
+    with pytest.raises(TrainingError, match=r"cannot be written: .* again with --resume"):
         run(job(target, data, tmp_path))
     written = read_config(str(tmp_path))
     (tmp_path / "README.md").rmdir()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from vllm_redrafter.checkpoints.acceptance import ENTRY
@@ -22,7 +21,7 @@ from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.heads.registry import build_head
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import whole_folder
+from vllm_redrafter.utils.files import whole_folder, writing
 
 RECORDS = ("training", ENTRY)
 """Entries of config.json that stay as they are."""
@@ -63,15 +62,13 @@ def convert(
         read = _ranking(source, read, *draft_vocabulary)
     drafter = build_drafter(read.config, read.tensors)
     card, note = _model_card(source)
-    try:
-        with whole_folder(folder) as partial:
-            save_drafter(drafter, partial, target or read.verifier, read.shape, **read.records)
-            if card:
-                shutil.copyfile(card, partial / CARD_FILE)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{folder} could not be written: {error}; make room, or give another destination"
-        ) from error
+    with (
+        writing(folder, "make room, or give another destination"),
+        whole_folder(folder) as partial,
+    ):
+        save_drafter(drafter, partial, target or read.verifier, read.shape, **read.records)
+        if card:
+            shutil.copyfile(card, partial / CARD_FILE)
     return read.notes + note
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.drafter_files import UNREADABLE, WEIGHTS_FILE, resolve_file
+from vllm_redrafter.checkpoints.drafter_files import WEIGHTS_FILE, resolve_file
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.json_files import read_json
 
@@ -19,6 +20,8 @@ FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model
 """In the order in which transformers looks for them."""
 SERVED = FILES[:2]
 
+_UNREADABLE = (OSError, MemoryError, RuntimeError, SafetensorError)
+"""What reading safetensors raises: RuntimeError and MemoryError where a file cannot be mapped."""
 _PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
 
 
@@ -80,7 +83,7 @@ def _shards(model: str, index: Path, revision: str | None) -> list[Path]:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_file(path)
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
     return tensors
 

@@ -18,10 +18,11 @@ from vllm_redrafter.checkpoints.reading import SHAPE_KEYS, Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.files import whole_file, writing
 from vllm_redrafter.utils.names import METHOD
 
 ENTRY = "speculators_config"
+COPY = "evaluate a copy of the checkpoint that you may write to, or leave --record out"
 
 
 def save_drafter(
@@ -86,7 +87,7 @@ def check_recordable(model: str) -> Path:
             f"{methods!r}: delete that entry"
         )
     if not os.access(folder, os.W_OK):
-        raise _not_writable(path, "the folder is read-only")
+        raise ConfigError(f"--record: {path} cannot be written: the folder is read-only; {COPY}")
     return path
 
 
@@ -99,19 +100,16 @@ def save_shape(
     selector. All other entries stay, and at no time is the file half written.
     """
     path = check_recordable(model)
-    try:
-        config = read_config(model)
-        recorded = config[ENTRY]
-        first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
-        recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))
-        proposal = _proposal(asdict(shape), Checkpoint.of(model, None, config).head)
-        recorded["proposal_methods"] = [first | proposal, *others]
-        config |= acceptance_entry(acceptance)
-        with whole_file(path) as file:
-            os.fchmod(file.fileno(), path.stat().st_mode)
-            file.write((json.dumps(config, indent=2) + "\n").encode())
-    except OSError as error:
-        raise _not_writable(path, str(error)) from error
+    config = read_config(model)
+    recorded = config[ENTRY]
+    first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
+    recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))
+    proposal = _proposal(asdict(shape), Checkpoint.of(model, None, config).head)
+    recorded["proposal_methods"] = [first | proposal, *others]
+    config |= acceptance_entry(acceptance)
+    with writing(f"--record: {path}", COPY), whole_file(path) as file:
+        os.fchmod(file.fileno(), path.stat().st_mode)
+        file.write((json.dumps(config, indent=2) + "\n").encode())
     return path
 
 
@@ -121,10 +119,3 @@ def _proposal(shape: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
     if not head.selected_depths:
         entries.pop("candidates", None)
     return entries
-
-
-def _not_writable(path: Path, reason: str) -> ConfigError:
-    return ConfigError(
-        f"--record: {path} cannot be written: {reason}; evaluate a copy of the checkpoint that "
-        "you may write to, or leave --record out"
-    )

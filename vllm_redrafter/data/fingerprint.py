@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.hub import check_within_reach
-from vllm_redrafter.utils.json_files import read_json
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.hub import from_hub
+from vllm_redrafter.utils.json_files import read_object
 
 ARCHITECTURE_FIELDS = str.split("""
 architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers
@@ -53,10 +53,7 @@ def target_fingerprint(target: str | Path) -> str:
     """
     name = str(target)
     folder = _local_folder(name)
-    try:
-        config = read_json(folder / "config.json")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"target {name!r}: its config.json cannot be read: {error}") from error
+    config = read_object(folder / "config.json")
     weights = {path.name: _pieces(path) for path in _weights_files(folder, name)}
     return digest({"architecture": _architecture(config), "weights": weights})
 
@@ -79,25 +76,16 @@ def _local_folder(target: str) -> Path:
     path = Path(target).expanduser()
     if path.is_dir():
         return path
-    check_within_reach(target, "target")
     from huggingface_hub import snapshot_download
 
-    try:
+    others = ["*/*", OTHER_FORMAT]
+    with from_hub(target, "target"):
         for pattern in WEIGHTS:
-            folder = Path(
-                snapshot_download(
-                    target,
-                    allow_patterns=["*.json", pattern],
-                    ignore_patterns=["*/*", OTHER_FORMAT],
-                )
-            )
-            if any(folder.glob(pattern)):
+            wanted = ["*.json", pattern]
+            found = snapshot_download(target, allow_patterns=wanted, ignore_patterns=others)
+            if any(Path(found).glob(pattern)):
                 break
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"target {target!r}: no such folder, and not to be had from the hub: {one_line(error)}"
-        ) from error
-    return folder
+    return Path(found)
 
 
 def _weights_files(folder: Path, target: str) -> Sequence[Path]:

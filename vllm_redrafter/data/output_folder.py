@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import lock, numbered_files, whole_file, write_once
-from vllm_redrafter.utils.json_files import read_json
+from vllm_redrafter.utils.files import lock, numbered_files, whole_file, write_once, writing
+from vllm_redrafter.utils.json_files import read_object
 
 FORMAT_VERSION = 1
+KEPT = "finished shards are kept: make room and start the same command again to continue"
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,12 @@ class FolderInfo:
     def load(cls, folder: Path) -> Self:
         """Read the description; ConfigError where it is missing or is none of this version."""
         path = folder / cls.FILE
-        try:
-            values = read_json(path)
-        except FileNotFoundError as error:
+        if not path.exists():
             raise ConfigError(
                 f"{folder}: no {cls.FILE} there; give a folder that {cls.COMMAND} wrote"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: not readable as JSON: {error}") from error
-        version = values.get("format_version") if isinstance(values, dict) else None
-        if version != FORMAT_VERSION:
+            )
+        values = read_object(path)
+        if (version := values.get("format_version")) != FORMAT_VERSION:
             raise ConfigError(
                 f"{path}: format version {version!r}, this version of vllm-redrafter reads "
                 f"{FORMAT_VERSION}: start {cls.COMMAND} again with another folder, or use the "
@@ -95,7 +92,7 @@ class FolderInfo:
     def save(self, folder: Path) -> None:
         """Write the description, unless there is one."""
         text = json.dumps(asdict(self), indent=2) + "\n"  # type: ignore[call-overload]  # a dataclass
-        with _failure_named(folder / self.FILE):
+        with writing(folder / self.FILE, KEPT):
             write_once(folder / self.FILE, text.encode())
 
     @contextmanager
@@ -126,11 +123,9 @@ class FolderInfo:
 @contextmanager
 def _locked(folder: Path, part: Part) -> Iterator[None]:
     """Keep other processes from writing this part, or parts of another number."""
-    try:
+    with writing(f"--output {folder}", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / f".part-{part.k}-of-{part.n}.lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
     busy = f"--output {folder}: another process is writing part"
     with file:
         lock(file, f"{busy} {part.k}/{part.n}; wait for it to end, or give each its own --part")
@@ -145,7 +140,7 @@ def _locked(folder: Path, part: Part) -> Iterator[None]:
 @contextmanager
 def shard_file(path: Path) -> Iterator[BinaryIO]:
     """A shard to write; it gets its name when all of it is on the disk. ConfigError: disk full."""
-    with _failure_named(path), whole_file(path) as file:
+    with writing(path, KEPT), whole_file(path) as file:
         yield file
 
 
@@ -166,14 +161,3 @@ def _flat(info: Any) -> dict[str, Any]:
     for name, value in asdict(info).items():
         values.update(value if isinstance(value, dict) else {name: value})
     return values
-
-
-@contextmanager
-def _failure_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be written: {error.strerror or error}. Finished shards are kept: "
-            "make room and start the same command again to continue"
-        ) from error

@@ -25,7 +25,7 @@ from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import lock, whole_file
+from vllm_redrafter.utils.files import lock, whole_file, writing
 from vllm_redrafter.utils.json_files import parse_json, read_json
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -226,12 +226,10 @@ class _PromptFile:
     def __init__(self, path: Path, made_with: dict[str, Any]) -> None:
         self._path = path.expanduser()
         record = self._path.with_name(f"{self._path.name}.made-with.json")
-        try:
+        with writing(f"--output {path}", "name another file"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not self._path.exists() or not self._path.stat().st_size
             self._file = self._path.open("a+b")
-        except OSError as error:
-            raise ConfigError(f"--output {path}: cannot be written to: {error}") from error
         try:
             busy = f"--output {path}: another process is writing there"
             lock(self._file, f"{busy}; wait for it to end, or give another file")
@@ -262,14 +260,10 @@ class _PromptFile:
         if same in self._seen:
             return False
         line = json.dumps({"messages": messages, "attempt": attempt}, ensure_ascii=False) + "\n"
-        try:
+        kept = "what is in it is kept: make room and start the same command again"
+        with writing(self._path, kept):
             self._file.write(line.encode())
             self._file.flush()
-        except OSError as error:
-            raise ConfigError(
-                f"{self._path}: cannot be written to ({error.strerror}); what is in it is kept: "
-                "make room and start the same command again"
-            ) from error
         self._seen.add(same)
         self.next_attempt = attempt + 1
         return True

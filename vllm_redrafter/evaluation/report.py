@@ -12,7 +12,7 @@ from rich.table import Table
 from vllm_redrafter.checkpoints.acceptance import acceptance_entry
 from vllm_redrafter.evaluation.evaluate import Evaluation
 from vllm_redrafter.replay.estimate import Acceptance
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import writing
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
@@ -38,9 +38,8 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     if evaluation.by_candidates:
         console.print(_candidates(evaluation))
     console.print(_recommendation(evaluation))
-    table = Table(title="Tokens per target step of this shape, with prompt-lookup matches")
-    for column in ("what drafts", "all", "second half"):
-        table.add_column(column)
+    title = "Tokens per target step of this shape, with prompt-lookup matches"
+    table = Table("what drafts", "all", "second half", title=title)
     for name, found in _with_matches(evaluation).items():
         table.add_row(name, f"{found['all']:.2f}", f"{found['second_half']:.2f}")
     console.print(table)
@@ -134,7 +133,5 @@ def _figures(evaluation: Evaluation) -> dict[str, Any]:
 
 def write_json(evaluation: Evaluation, path: Path) -> None:
     """All figures as JSON; ConfigError where the file cannot be written."""
-    try:
+    with writing(f"--json {path}", "name another file"):
         path.write_text(json.dumps(_figures(evaluation), indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error}") from error

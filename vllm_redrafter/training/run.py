@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from safetensors import SafetensorError
 
 from vllm_redrafter.checkpoints.acceptance import acceptance_entry
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE
@@ -29,6 +28,7 @@ from vllm_redrafter.training.processes import ended, make_accelerator
 from vllm_redrafter.training.resolution import resolve
 from vllm_redrafter.training.trainer import Trainer, TrainingResult
 from vllm_redrafter.utils.errors import TrainingError
+from vllm_redrafter.utils.files import writing
 
 BYTES_PER_PARAMETER = 16
 """float32 weight, gradient and AdamW's two moments."""
@@ -99,15 +99,11 @@ def _save_result(
     training = _training_record(plan, result)
     output, name = plan.job.output, plan.target.name
     served = {key: getattr(shape, key) for key in SHAPE_KEYS}
-    try:
-        measured = acceptance_entry(acceptance)
+    measured = acceptance_entry(acceptance)
+    kept = f"its weights are in {output / 'checkpoints'}: make room and start again with --resume"
+    with writing(f"the drafter in {output}", kept, TrainingError):
         save_drafter(drafter, output, name, served, training=training, **measured)
         (output / CARD_FILE).write_text(model_card(drafter.config, name, training))
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(
-            f"the drafter could not be written to {output}: {error}; its weights are in "
-            f"{output / 'checkpoints'}: make room and start again with --resume"
-        ) from error
     return shape
 
 

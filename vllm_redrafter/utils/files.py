@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, BinaryIO
 
+from safetensors import SafetensorError
+
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -77,16 +79,24 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+@contextmanager
+def writing(what: object, remedy: str, kind: type[Exception] = ConfigError) -> Iterator[None]:
+    """Raise an error of this kind, with the remedy, where the body cannot write (a full disk)."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"{what} cannot be written: {reason}; {remedy}") from error
+
+
 def check_writable(path: Path, option: str) -> None:
     """Refuse an option's file that cannot be written, before the work whose result it gets."""
     file = path.expanduser()
-    try:
-        with file.open("a") if file.exists() else TemporaryFile(dir=file.parent):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"{option} {str(path)!r} cannot be written: {error.strerror}; name another file"
-        ) from error
+    with (
+        writing(f"{option} {str(path)!r}", "name another file"),
+        file.open("a") if file.exists() else TemporaryFile(dir=file.parent),
+    ):
+        pass
 
 
 def numbered_files(folder: Path, before: str, after: str) -> list[int]:

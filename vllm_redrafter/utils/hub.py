@@ -2,9 +2,23 @@
 """The Hugging Face hub, asked once before its library asks again and again for half a minute."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_redrafter.utils.errors import ConfigError, one_line
+
+
+@contextmanager
+def from_hub(name: str, what: str, revision: str | None = None) -> Iterator[None]:
+    """Raise a ConfigError where the body cannot get a model's files; see `check_within_reach`."""
+    check_within_reach(name, what, revision)
+    try:
+        yield
+    except (OSError, ValueError) as error:  # those of its library are such
+        raise ConfigError(
+            f"{what} {name!r}: no such folder, and not to be had from the hub: {one_line(error)}"
+        ) from error
 
 
 def check_within_reach(name: str, what: str, revision: str | None = None) -> None:

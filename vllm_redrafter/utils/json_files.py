@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vllm_redrafter.utils.errors import ConfigError
+
 MOST_BYTES = 16 << 20
 """Of a file. The index of a checkpoint in hundreds of shards has a few MB."""
 MOST_DIGITS = 300
@@ -17,6 +19,17 @@ def read_json(path: Path) -> Any:
     if size > MOST_BYTES:
         raise ValueError(f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read of it")
     return parse_json(path.read_bytes())
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ConfigError where it has none."""
+    try:
+        values = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return values
 
 
 def parse_json(text: str | bytes) -> Any:
