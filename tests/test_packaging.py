@@ -2,6 +2,7 @@
 """What an installation contains, and under which names."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,8 +60,11 @@ def test_distributions_contain_every_file_once_and_nothing_else(tmp_path: Path) 
     (wheel,) = tmp_path.glob("*.whl")
     with ZipFile(wheel) as archive:
         files = [name for name in archive.namelist() if not name.endswith("/")]
+        described = archive.read("vllm_redrafter-0.1.0.dist-info/METADATA").decode()
     metadata = [name for name in files if name.startswith("vllm_redrafter-0.1.0.dist-info/")]
     assert sorted(set(files) - set(metadata)) == sorted(expected)
+    assert "/blob/v0.1.0/docs/serving.md#install)" in described
+    assert not re.findall(r"\]\((?!https:)", described), "package indexes resolve no relative link"
     assert "vllm_redrafter/py.typed" in files
     assert f"vllm_redrafter/{DRAFTER}" in files
     assert "vllm_redrafter-0.1.0.dist-info/licenses/LICENSE" in metadata
