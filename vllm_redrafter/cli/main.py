@@ -138,20 +138,26 @@ def _swap(
 @app.command("trace")
 def _trace(
     target: options.TargetName,
-    prompt: Annotated[str, typer.Option(help="The question to answer.")],
-    html: Annotated[Path, typer.Option(help="The page to write.")],
+    prompt: Annotated[
+        list[str], typer.Option(help="A question to answer. Repeated, the page has all answers.")
+    ] = ["Write a Python function that reverses a list, and explain it."],  # noqa: B006
     drafter: options.OtherDrafter = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer with.")] = 96,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 takes the most probable token.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the drawing, with a temperature.")] = 0,
+    html: Annotated[Path, typer.Option(help="The page to write.")] = Path("trace.html"),
 ) -> None:
-    """Write a page that shows, step by step, what one greedy answer's drafts did.
+    """Write a page that shows, step by step, what the drafts of an answer did.
 
     It decodes in vLLM's CPU build.
     """
     require("vllm", remedy=f"trace decodes in it: {IN_CHECKOUT.format('cpu')}")
-    from vllm_redrafter.cli.trace import run
+    from vllm_redrafter.cli.trace.run import trace
 
-    steps = run.trace(target, drafter, prompt, max_tokens, html)
-    typer.echo(f"wrote {html}: {steps} steps")
+    with options.quiet():
+        trace(target, drafter, prompt, max_tokens, html, (temperature, seed))
 
 
 @app.command("mlx-serve", context_settings={"allow_extra_args": True})

@@ -135,11 +135,11 @@ def run_requests(
 
 
 def decode_all(
-    engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, in_flight: int
+    engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, in_flight: int, **sampling: Any
 ) -> list[list[list[int]]]:
-    """Decode all prompts greedily, `in_flight` at a time: per prompt and step, the tokens."""
+    """Decode prompts, greedily unless told, `in_flight` at a time: by prompt and step, tokens."""
     params = SamplingParams(
-        temperature=0.0,
+        **{"temperature": 0.0, **sampling},
         max_tokens=max_tokens,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,

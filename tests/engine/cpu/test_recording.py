@@ -34,12 +34,13 @@ def test_the_command_writes_a_page_with_every_token_of_the_answer(
     # By itself, vLLM does not start where other programs have more than 8 % of the memory.
     environment = {**os.environ, **ENVIRONMENT}
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    printed = process_trees.output_of([*command, *options, "--html", page], env=environment)
-    found = re.search(r'<script id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
-    assert found is not None
-    steps = json.loads(found[1])["steps"]
-    assert sum(step["tokens"] for step in steps) == TOKENS
-    assert f"{len(steps)} steps" in printed
+    done = process_trees.run([*command, *options, "--html", page], 600, environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = re.findall(r'<script id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
+    data = json.loads(found[0])
+    steps = data["answers"][0]["steps"]
+    assert sum(step["tokens"] for step in steps) == TOKENS == len(data["plain_seconds"]) + 1
+    assert f": {TOKENS} tokens in {len(steps)} steps\n" in done.stdout
 
 
 def test_what_cannot_be_recorded_is_refused_before_the_engine_starts(
@@ -63,7 +64,10 @@ def test_a_recorded_answer_is_plain_vllms(target: Path, drafter: Path) -> None:
     speculation = {"model": str(drafter), "adaptive": False, **shape}
     with cpu_engine(target, speculative_config=speculation) as engine:
         answer, steps = engine.call(recording.record_answer, PROMPT_TOKENS, TOKENS)
-    assert answer == expected
+        undrafted = engine.call(recording.record_answer, PROMPT_TOKENS, TOKENS, (0.0, 0), False)
+        sampled = engine.call(recording.record_answer, PROMPT_TOKENS, TOKENS, (1.0, 7))
+    assert answer == undrafted[0] == expected != sampled[0]
+    assert [any(step.nodes for step in of) for of in (undrafted[1], sampled[1])] == [False, True]
     given = [token for step in steps for token in step.output_tokens]
     assert given[: len(answer)] == answer
     verified = [sum(node.verified for node in step.nodes) for step in steps[1:-1]]

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-redrafter trace`: an answer and its drafts, written as a page that needs no network."""
+"""`vllm-redrafter trace`: answers and their drafts, written as a page that needs no network."""
 
 import json
-import os
+import platform
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from vllm_redrafter.cli.demo.smollm2 import pair_of, prompts_of
 from vllm_redrafter.drafting.recorder import RecordedStep
@@ -16,74 +22,106 @@ from vllm_redrafter.utils.processor import fast_dtype
 
 PLACE = "__TRACE__"
 """Where the template, page.html, wants the data."""
+WARM_UP_TOKENS = 32
+"""Before the answers, which find everything compiled; and, without drafts, after them."""
 
 
-def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: Path) -> int:
-    """Answer a prompt greedily and write its page; returns how many steps the answer took.
+def trace(
+    target: str,
+    drafter: str | None,
+    prompts: Sequence[str],
+    max_tokens: int,
+    html: Path,
+    sampling: tuple[float, int] = (0.0, 0),
+) -> None:
+    """Answer prompts, by temperature and seed, and write their page.
 
-    ConfigError: target, drafter and prompt do not fit, vLLM cannot start, or the page cannot be
+    ConfigError: target, drafter and prompts do not fit, vLLM cannot start, or the page cannot be
     written.
     """
     check_writable(html, "--html")
-    if not prompt.strip():
-        raise ConfigError(f"--prompt {prompt!r} has no text; give a question of at least one word")
+    if empty := [prompt for prompt in prompts if not prompt.strip()]:
+        raise ConfigError(f"--prompt {empty[0]!r} has no text; give a question of a word or more")
+    typer.echo(f"loading {target}")
     opened, speculation = pair_of(target, drafter)
-    [tokens] = prompts_of(opened, [prompt])
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    contexts = prompts_of(opened, prompts)
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
 
     dtype = str(fast_dtype()).removeprefix("torch.")
-    llm = start_recordable(target, speculation, dtype, len(tokens), max_tokens)
-    answer, steps = record_answer(llm, tokens, max_tokens)
+    llm = start_recordable(target, speculation, dtype, max(map(len, contexts)), max_tokens)
+    short = contexts[0], min(max_tokens, WARM_UP_TOKENS), sampling
+    record_answer(llm, *short)
+    answers: list[dict[str, Any]] = []
+    for prompt, context in zip(prompts, contexts, strict=True):
+        typer.echo(f"decoding answer {len(answers) + 1} of {len(prompts)}")
+        recorded = record_answer(llm, context, max_tokens, sampling)
+        answers.append(answer_data(prompt, *recorded, opened.tokenizer.decode))
+    _, plain = record_answer(llm, *short, drafts=False)
     llm.llm_engine.engine_core.shutdown()
-    records = page_records(prompt, answer, steps, opened.tokenizer.decode)
+    how = "temperature {}, seed {}".format(*sampling) if sampling[0] else "greedy"
+    facts = {
+        "target": _shown(target),
+        "drafter": _shown(drafter or speculation["model"]),
+        "K": str(speculation["num_speculative_tokens"]),
+        "decoding": f"{how}, {dtype}",
+        "processor": _processor(),
+        **{name: version(name) for name in ("vllm-redrafter", "vllm")},
+        "date": f"{date.today()}",
+    }
     try:
-        html.expanduser().write_text(page(records), encoding="utf-8")
-    except OSError as error:  # the disk filled while the answer was made
+        html.expanduser().write_text(page(facts, plain, answers), encoding="utf-8")
+    except OSError as error:  # the disk filled while the answers were made
         raise ConfigError(f"--html {str(html)!r} cannot be written: {error.strerror}") from error
-    return len(records["steps"])
+    steps = [step for answer in answers for step in answer["steps"]]
+    tokens = sum(step["tokens"] for step in steps)
+    typer.echo(f"wrote {html}: {tokens} tokens in {len(steps)} steps")
 
 
-def page_records(
+def _shown(model: str) -> str:
+    """Who sees the page needs no path of this machine."""
+    return Path(model).name if Path(model).expanduser().is_dir() else model
+
+
+def _processor() -> str:
+    """Its name, where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", info.read_text() if info.exists() else "")
+    return found[1] if found else platform.machine()
+
+
+def answer_data(
     prompt: str,
     answer: Sequence[int],
     steps: Sequence[RecordedStep],
     decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
-    """The page's data, for JSON; the last step may have had more tokens than vLLM returned."""
-    records: list[dict[str, Any]] = []
-    end = 0
+    """An answer for the page; the last step may have had more tokens than vLLM returned."""
+    data: list[dict[str, Any]] = []
+    end, text = 0, ""
     for step in steps:
         before, end = end, min(end + len(step.output_tokens), len(answer))
         if end == before:
             break
-        nodes = [
-            {
-                "text": decode([node.token]),
-                "parent": node.parent,
-                "depth": node.depth,
-                "probability": None if node.probability is None else round(node.probability, 4),
-                "match": node.match_length,
-                "verified": node.verified,
-                "accepted": node.accepted,
-            }
-            for node in step.nodes
-        ]
-        records.append(
-            {
-                "tokens": end - before,
-                "milliseconds": round(1e3 * step.seconds, 3),
-                "before": decode(list(answer[:before])),
-                "text": decode(list(answer[:end])),
-                "nodes": nodes,
-            }
-        )
-    return {"prompt": prompt, "steps": records}
+        accepted = min(len(step.output_tokens) - 1, end - before)
+        # A character of which bytes are missing is shown with the token that has the last one.
+        drafted = decode(list(answer[: before + accepted])).rstrip("\ufffd")[len(text) :]
+        own = decode(list(answer[:end])).rstrip("\ufffd")[len(text + drafted) :]
+        text += drafted + own
+        nodes = [asdict(node) | {"text": decode([node.token])} for node in step.nodes]
+        texts = {"drafted": drafted, "own": own, "target": decode(step.output_tokens[-1:])}
+        data.append(asdict(step) | {"nodes": nodes, "tokens": end - before} | texts)
+    return {"prompt": prompt, "steps": data}
 
 
-def page(records: dict[str, Any]) -> str:
-    """The page as HTML; no token can end the script that holds the data."""
-    data = json.dumps(records)
+def page(
+    facts: dict[str, str], plain: Sequence[RecordedStep], answers: Sequence[dict[str, Any]]
+) -> str:
+    """The page as HTML: what ran, steps without drafts, `answer_data`.
+
+    No token can end the script that holds the data.
+    """
+    plain_seconds = [step.seconds for step in plain[1:]]  # the first one is a prompt's
+    data = json.dumps({"facts": facts, "plain_seconds": plain_seconds, "answers": answers})
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
     template = (files("vllm_redrafter.cli.trace") / "page.html").read_text(encoding="utf-8")

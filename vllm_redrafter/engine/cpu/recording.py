@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One answer of vLLM's CPU engine, with a record of its drafts."""
+"""Answers of vLLM's CPU engine, with a record of their drafts."""
 
 import os
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ from vllm.platforms import current_platform
 
 from vllm_redrafter.config import MAX_NODES
 from vllm_redrafter.drafting.recorder import DraftRecorder, RecordedStep
+from vllm_redrafter.engine.request_options import NODES
 from vllm_redrafter.offline.llm import decode_all, start_llm, start_of
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.names import METHOD
 
-WARM_UP_TOKENS = 32
 CACHE_BYTES = 1 << 30
 """Of the KV cache: without a limit vLLM takes most of the memory, for one request."""
 
@@ -47,7 +48,7 @@ def start_recordable(
         speculative_config=speculative_config,
         dtype=dtype,
         enforce_eager=True,
-        enable_prefix_caching=False,  # the prompt is read twice
+        enable_prefix_caching=False,  # prompts are read more than once
         max_num_seqs=1,
         max_model_len=length,
         kv_cache_memory_bytes=CACHE_BYTES,
@@ -58,14 +59,19 @@ def start_recordable(
 
 
 def record_answer(
-    llm: Any, prompt: Sequence[int], max_tokens: int
+    llm: Any,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: tuple[float, int] = (0.0, 0),
+    drafts: bool = True,
 ) -> tuple[list[int], list[RecordedStep]]:
-    """The greedy answer to a prompt, and the steps that made it, after a warm-up that compiles."""
-    decode_all(llm.llm_engine, [prompt], min(max_tokens, WARM_UP_TOKENS), 1)
+    """The answer to a prompt, by temperature and seed, and the steps that made it."""
+    how: dict[str, Any] = dict(zip(("temperature", "seed"), sampling, strict=True))
+    how["extra_args"] = None if drafts else {METHOD: {NODES: 0}}
     recorder = DraftRecorder()
     llm.collective_rpc(_attach, args=(recorder,))
     try:
-        (steps,) = decode_all(llm.llm_engine, [prompt], max_tokens, 1)
+        (steps,) = decode_all(llm.llm_engine, [prompt], max_tokens, 1, **how)
     finally:
         llm.collective_rpc(_attach, args=(None,))
     return [token for step in steps for token in step], recorder.steps
