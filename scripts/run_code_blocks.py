@@ -28,9 +28,11 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 REPO = Path(__file__).resolve().parents[1]
 DOCUMENTS = [REPO / name for name in ("README.md", "docs/index.md", "docs/serving.md")]
@@ -174,7 +176,12 @@ def read_arguments(program: str, name: str, rest: list[str]) -> None:
 
         from vllm_redrafter.cli.main import app
 
-        typer.main.get_command(app).commands[name].make_context(name, rest)  # type: ignore[attr-defined]
+        command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+        for parameter in command.params:
+            parameter.callback = None  # looks models up
+        with TemporaryDirectory() as folder, chdir(folder):
+            Path("data").mkdir()  # asked for by `--data`
+            command.make_context(name, rest)
         return
     from vllm.config import SpeculativeConfig
 

@@ -5,6 +5,8 @@ import ast
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -19,14 +21,7 @@ from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 
 REPO = Path(__file__).parents[2]
-PLACES = (
-    "*.md",
-    "docs/*.md",
-    "benchmarks/*.md",
-    "recipes/*/*.md",
-    ".github/*.md",
-    "examples/*.ipynb",
-)
+PLACES = ["*.md", "docs/*.md", "benchmarks/*.md", "recipes/*/*.md", ".github/*.md", "*/*.ipynb"]
 DOCUMENTS = [path for place in PLACES for path in sorted(REPO.glob(place))]
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(REPO)))
 YAML_FILES = sorted([*(REPO / ".github").rglob("*.yml"), REPO / "CITATION.cff"])
@@ -138,6 +133,11 @@ def test_every_command_and_its_options_exist(document: Path) -> None:
         assert command in options(), command
         ours = rest.partition(" -- ")[0]  # what stands behind it goes to a server
         assert not sorted(set(FLAG.findall(ours)) - options()[command] - {"--help"}), command
+
+
+def test_code_that_runs_as_written_has_arguments_that_its_programs_take() -> None:
+    command = [sys.executable, REPO / "scripts" / "run_code_blocks.py", "--parse"]
+    subprocess.run(command, check=True)
 
 
 @documents
