@@ -183,7 +183,7 @@ def resumed(damage: Tried) -> Tried:
 def prompts(content: str) -> Tried:
     def tried(folder: Path) -> None:
         (folder / "prompts.jsonl").write_text(content)
-        run("generate-data", "target", "--prompts=prompts.jsonl", "--output=data")
+        run("generate-data", ".", "--prompts=prompts.jsonl", "--output=data")
 
     return tried
 

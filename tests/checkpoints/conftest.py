@@ -16,7 +16,7 @@ from vllm_redrafter.heads.recurrent import RecurrentHead
 @pytest.fixture(autouse=True)
 def hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has all repositories that are asked for; the tests say which files."""
-    monkeypatch.setattr("vllm_redrafter.utils.hub.model_info", lambda *args, **kwargs: None)
+    monkeypatch.setattr("huggingface_hub.model_info", lambda *args, **kwargs: None)
 
 
 @pytest.fixture

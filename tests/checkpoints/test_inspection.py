@@ -12,9 +12,10 @@ from typer.testing import CliRunner, Result
 from redrafter_testing.models.published_speculators import H, V, make_lstm
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling, acceptance_entry
 from vllm_redrafter.checkpoints.draft_cost import parameters_read, step_bytes
 from vllm_redrafter.checkpoints.fit import misfits, misfits_of, require_fit
-from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, target_of
+from vllm_redrafter.checkpoints.inspection import target_of
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads import head
@@ -24,18 +25,15 @@ from vllm_redrafter.utils.errors import ConfigError
 
 CONFIG = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=1)
 REDUCED = RecurrentConfig(40, 4, exit_dim=6, draft_vocab_size=3)
-TRAINING = {
-    "settings": {"loss": "kl", "learning_rate": 0.001},
-    "speculation": {"beam_width": 4},
-    "data": {"target": "org/[bold]target", "rows": 12},
-    "result": {"steps": 345, "tokens_per_step": None},
-}
+SHAPE = {"num_speculative_tokens": 3, "beam_width": 2, "beam_length": 2}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     drafter = RecurrentHead(CONFIG).bfloat16()
-    save_drafter(drafter, tmp_path / "drafter", verifier="org/target", training=TRAINING)
+    record = AcceptanceRecord(1.0, (0.0, 0.0), ((0.5, 0.2), (0.4, 0.1)))
+    entries = {"training": {"data": {"rows": 12}}} | acceptance_entry(PerSampling(record))
+    save_drafter(drafter, tmp_path / "drafter", "org/[bold]target", SHAPE, **entries)
     return tmp_path / "drafter"
 
 
@@ -83,25 +81,26 @@ def test_differing_sizes_are_named_with_both_values_and_are_status_1(
 # --- The command ---
 
 
-def test_the_command_shows_all_of_it_and_advises_against_a_large_draft_vocabulary(
+def lines(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return [" ".join(line.split()) for line in result.output.splitlines()]
+
+
+def test_the_command_says_what_is_served_how_good_it_is_and_in_full_if_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = command(folder)
-    assert result.exit_code == 0, result.output
-    assert "advice" not in result.output
-    lines = [" ".join(line.replace("│", " ").split()) for line in result.output.splitlines()]
-    for line in (
-        f"{folder}: a ReDrafter drafter of 198 parameters in bfloat16, 396 bytes",
-        "exit_dim 6",
-        "draft vocabulary: all 11 tokens",
-        "targets: hidden size 4, vocabulary size 11; trained for org/target",
-        "settings loss kl",
-        "data target org/[bold]target",
-        "result steps 345",
-        "tokens_per_step null",
-    ):
-        assert line in lines
-    assert not any(line.startswith("draft_vocab_size") for line in lines)
+    first, all = lines(command(folder)), lines(command(folder, "--verbose"))
+    assert first == [
+        f"drafter {folder}: recurrent_drafting_drafter, from RecurrentDrafter",
+        "target org/[bold]target: hidden size 4, vocabulary size 11",
+        "served with K 3, 2 beams of 2 tokens",
+        "gives tokens per target step, without matches, as evaluate measured: 2.1 greedy",
+        "size 198 parameters in bfloat16, 396 bytes; a draft reads 792 bytes",
+        "ranks all 11 tokens",
+        "licence not stated in its README.md",
+        "training --verbose shows it",
+    ]
+    assert all[: len(first)] == first and {'"exit_dim": 6,', '"rows": 12'} <= {*all}
     monkeypatch.setattr(head, "LARGE_DRAFT_VOCABULARY", 11)
     assert "--draft-vocab-size 32768" in command(folder).output
 
@@ -110,19 +109,20 @@ def test_the_command_says_what_a_checkpoint_does_not_record(tmp_path: Path) -> N
     drafter = RecurrentHead(REDUCED)
     drafter.keep_tokens(torch.tensor([2, 3, 39]))
     save_drafter(drafter, tmp_path)
-    output = command(tmp_path).output
-    assert "draft vocabulary: 3 of the target's 40 tokens (7.5%), d2t" in output
-    assert "trained for a target that is not recorded" in output
-    assert "training: nothing is recorded" in output
+    assert {
+        "target not recorded: hidden size 4, vocabulary size 40",
+        "served with K as --spec-tokens says, 4 beams of 5 tokens",
+        "gives nothing is recorded: vllm-redrafter evaluate --record measures it",
+        "ranks 3 of the target's 40 tokens (7.5%)",
+        "training nothing is recorded",
+    } <= {*lines(command(tmp_path))}
 
 
 def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_path: Path) -> None:
     fused = RecurrentConfig(11, 4, exit_dim=6, target_layers=(2, 5))
     save_drafter(RecurrentHead(fused), tmp_path / "fused")
-    assert inspect_checkpoint(str(tmp_path / "fused")).config.target_layers == (2, 5)
-    result = command(tmp_path / "fused", "--target", save_target(tmp_path / "deep"))
-    assert result.exit_code == 0, result.output
-    assert "reads layers 2, 5 of the target beside its last hidden state" in result.output
+    said = lines(command(tmp_path / "fused", "--target", save_target(tmp_path / "deep")))
+    assert "reads layers 2, 5 of the target: vLLM must support EAGLE-3 for its class" in said
     save_target(tmp_path / "shallow", num_hidden_layers=5)
     [reason] = misfits_of(fused, target_of(str(tmp_path / "shallow")))
     assert "layers 2, 5 are asked for, and the target has 5" in reason
@@ -134,9 +134,7 @@ def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_pat
 def test_a_quantised_target_is_read(form: str, tmp_path: Path) -> None:
     target = quantise(make_small_target(tmp_path / "target"), FORMATS[form])
     drafter = make_drafter(tmp_path / "drafter", hidden_size=64)
-    result = command(drafter, "--target", target)
-    assert result.exit_code == 0, result.output
-    assert result.output.endswith(f"the drafter fits {target}\n")
+    assert lines(command(drafter, "--target", target))[-1] == f"the drafter fits {target}"
 
 
 # --- What drafts cost ---
@@ -166,6 +164,6 @@ def test_dear_drafts_are_warned_of_and_licences_read_off_the_card(tmp_path: Path
         tmp_path / "target", vocab_size=V, hidden_size=H, intermediate_size=H, num_hidden_layers=1
     )
     output = " ".join(command(drafter, "--target", target).output.split())
-    assert "redrafter_lstm, from ArcticLSTMSpeculatorPreTrainedModel, sum_lstm; licence: " in output
-    assert "licence: llama3" in output and "a draft of 3 tokens reads 139.9 kB" in output
+    assert "redrafter_lstm, from ArcticLSTMSpeculatorPreTrainedModel, sum_lstm" in output
+    assert "licence llama3" in output and "a draft reads 139.9 kB" in output
     assert "drafts cost more than they bring where a step gives fewer than 3.6 tokens" in output

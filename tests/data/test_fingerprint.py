@@ -46,7 +46,7 @@ def test_a_target_is_known_wherever_it_lies_and_whichever_version_wrote_its_conf
     path.write_text(json.dumps(dict(reversed(config.items()))))
     assert target_fingerprint(copy) == target_fingerprint(str(target))
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(copy))
-    monkeypatch.setattr("vllm_redrafter.utils.hub.model_info", lambda *args, **kwargs: None)
+    monkeypatch.setattr("huggingface_hub.model_info", lambda *args, **kwargs: None)
     assert target_fingerprint("someone/target") == target_fingerprint(target)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter inspect`: what a checkpoint is, and for which targets, without its weights."""
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from huggingface_hub import ModelCard
@@ -14,11 +15,11 @@ from rich.text import Text
 
 from vllm_redrafter.checkpoints.draft_cost import parameters_read
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
-from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
+from vllm_redrafter.checkpoints.reading import Checkpoint, shape_of, verifier_of
 from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.checkpoints.weight_files import read_weights
-from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
 
@@ -28,28 +29,31 @@ EXPENSIVE = 0.5
 
 @dataclass(frozen=True)
 class _Inspection:
-    """What a checkpoint is; `verifier` is its target, and `training` the record of `train`.
+    """A checkpoint, and its weights by their headers.
 
-    `d2t` is none of the parameters, which training sets. `source` is the form that it is in,
-    `licence` what its README.md states, `levels` what it is served with.
+    `d2t` is none of the parameters, which training sets.
     """
 
-    checkpoint: str
-    config: HeadConfig
+    checkpoint: Checkpoint
     dtypes: list[str]
     num_parameters: int
     num_bytes: int
-    verifier: str | None
-    training: Any
-    source: str
-    licence: str | None
-    levels: int
 
     @property
-    def _draft_bytes(self) -> int:
-        """What a draft of `levels` reads."""
+    def has_nodes(self) -> bool:
+        """Whether K is recorded."""
+        return NODES in shape_of(self.checkpoint.values)
+
+    @cached_property
+    def served(self) -> ReDrafterConfig:
+        """The shape that it is served with where no other is given; K is 1 if none is recorded."""
+        return speculation(self.checkpoint, {} if self.has_nodes else {NODES: 1})
+
+    @property
+    def draft_bytes(self) -> int:
+        """What a draft reads."""
         each = self.num_bytes / max(self.num_parameters, 1)
-        return round(each * parameters_read(self.config, self.levels))
+        return round(each * parameters_read(self.checkpoint.head, self.served.beam_length))
 
 
 def inspect_checkpoint(model: str) -> _Inspection:
@@ -58,16 +62,10 @@ def inspect_checkpoint(model: str) -> _Inspection:
     tensors = read_weights(found.weights)
     parameters = [tensor for name, tensor in tensors.items() if name != DRAFT_TO_TARGET]
     return _Inspection(
-        model,
-        found.head,
+        found,
         sorted({str(tensor.dtype).removeprefix("torch.") for tensor in parameters}),
         num_parameters=sum(tensor.numel() for tensor in parameters),
         num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        verifier=verifier_of(found.values),
-        training=found.values.get("training"),
-        source=_source(read_config(model)),
-        licence=_licence(model),
-        levels=speculation(found, {NODES: 1}).beam_length,
     )
 
 
@@ -106,7 +104,7 @@ def _cost_note(found: _Inspection, target: str, step: int | None) -> str:
     """What a draft costs beside a step of a target that uses so many bytes of its weights."""
     if step is None:
         return f"what a step of {target} reads is not known: transformers cannot make its model"
-    share = found._draft_bytes / step
+    share = found.draft_bytes / step
     note = (
         f"a draft reads {share:.1%} of the {decimal(step)} of weights that a step of {target} uses"
     )
@@ -119,73 +117,60 @@ def _cost_note(found: _Inspection, target: str, step: int | None) -> str:
 
 
 def print_inspection(
-    console: Console, found: _Inspection, target: str | None = None, step: int | None = None
+    console: Console,
+    found: _Inspection,
+    target: str | None = None,
+    step: int | None = None,
+    verbose: bool = False,
 ) -> None:
-    """Show it to a reader; `step` are the bytes that a step of the target reads, if known."""
-    config, training = found.config, found.training
-    dtypes, size = " and ".join(found.dtypes), decimal(found.num_bytes)
-    size = f"{found.num_parameters:,} parameters in {dtypes}, {size}"
-    _say(console, f"{found.checkpoint}: a ReDrafter drafter of {size}")
-    licence = found.licence or "not stated in its README.md"
-    _say(console, f"family {config.model_type}, from {found.source}; licence: {licence}")
-    _say(console, f"a draft of {found.levels} tokens reads {decimal(found._draft_bytes)}")
+    """Show it to a reader; `step` are the bytes that a step of the target reads, if known.
+
+    `verbose` adds its config.json, as we read it.
+    """
+    facts = Table.grid(padding=(0, 2))
+    for label, text in _facts(found):
+        facts.add_row(label, Text(text))  # as it is: rich would read square brackets as markup
     if target is not None:
-        _say(console, _cost_note(found, target, step))
-    console.print(_size_table(config))
-    for line in _notes(config):
-        _say(console, line)
-    _say(
-        console,
-        f"targets: hidden size {config.hidden_size}, vocabulary size {config.vocab_size}; trained "
-        f"for {found.verifier or 'a target that is not recorded'}",
-    )
-    if isinstance(training, Mapping) and training:
-        console.print(_training_table(training))
-    else:
-        _say(console, f"training: {training or 'nothing is recorded'}")
+        facts.add_row("cost", Text(_cost_note(found, target, step)))
+    console.print(facts)
+    if verbose:
+        console.print_json(data=dict(found.checkpoint.values))
 
 
-def _notes(config: HeadConfig) -> Iterator[str]:
+def _facts(found: _Inspection) -> Iterator[tuple[str, str]]:
+    """What to know first, each with its name."""
+    values, config, served = found.checkpoint.values, found.checkpoint.head, found.served
+    model = found.checkpoint.model
+    yield "drafter", f"{model}: {config.model_type}, from {_source(read_config(model))}"
     ranked, total = config.num_ranked_tokens, config.vocab_size
-    if config.draft_vocab_size is None:
-        yield f"draft vocabulary: all {total:,} tokens"
-    else:
-        share = f"{ranked:,} of the target's {total:,} tokens ({ranked / total:.1%})"
-        yield f"draft vocabulary: {share}, d2t"
+    target = verifier_of(values) or "not recorded"
+    yield "target", f"{target}: hidden size {config.hidden_size}, vocabulary size {total:,}"
+    nodes = f"K {served.num_speculative_tokens}" if found.has_nodes else "K as --spec-tokens says"
+    beams = f"{served.beam_width} beams of {served.beam_length} tokens"
+    candidates = f", {served.candidates} candidates" if served.candidates else ""
+    yield "served with", f"{nodes}, {beams}{candidates}"
+    yield "gives", _gives(found)
+    size = f"{found.num_parameters:,} parameters in {' and '.join(found.dtypes)}"
+    yield "size", f"{size}, {decimal(found.num_bytes)}; a draft reads {decimal(found.draft_bytes)}"
+    share = f"{ranked:,} of the target's {total:,} tokens ({ranked / total:.1%})"
+    yield "ranks", f"all {total:,} tokens" if config.draft_vocab_size is None else share
     if config.target_layers:
-        yield (
-            f"reads layers {', '.join(map(str, config.target_layers))} of the target beside its "
-            "last hidden state: vLLM must support EAGLE-3 for the target's class"
-        )
-    if depths := config.selected_depths:
-        yield (
-            f"selects candidates for {depths} depths below the root: a draft of at most "
-            f"{1 + depths} tokens reads the vocabulary-wide layer once"
-        )
+        layers = ", ".join(map(str, config.target_layers))
+        yield "reads", f"layers {layers} of the target: vLLM must support EAGLE-3 for its class"
     if config.advice is not None:
-        yield f"advice: {config.advice}"
+        yield "advice", config.advice
+    yield "licence", _licence(model) or f"not stated in its {CARD_FILE}"
+    yield "training", "--verbose shows it" if values.get("training") else "nothing is recorded"
 
 
-def _say(console: Console, text: str) -> None:
-    """Print text as it is: rich would read square brackets in a checkpoint's name as markup."""
-    console.print(Text(text))
-
-
-def _size_table(config: HeadConfig) -> Table:
-    table = Table(title="sizes", title_justify="left", show_header=False)
-    for key, value in asdict(config).items():
-        if value not in (None, ()):
-            table.add_row(key, json.dumps(value))
-    return table
-
-
-def _training_table(training: Mapping[str, Any]) -> Table:
-    """A section for each of the record's parts: settings, speculation, data, result."""
-    table = Table(title="training", title_justify="left", show_header=False)
-    for part, values in training.items():
-        rows = values if isinstance(values, Mapping) else {"": values}
-        for index, (key, value) in enumerate(rows.items()):
-            text = value if isinstance(value, str) else json.dumps(value)
-            table.add_row(Text(part if index == 0 else ""), Text(key), Text(text))
-        table.add_section()
-    return table
+def _gives(found: _Inspection) -> str:
+    """Tokens per target step by the recorded acceptance: 1, and the K most probable nodes."""
+    means = [
+        f"{1 + sum(sorted(chain(*record.survival))[-found.served.num_speculative_tokens :]):.1f} "
+        f"{kind}"
+        for kind, record in found.checkpoint.acceptance._asdict().items()
+        if record is not None and found.has_nodes
+    ]
+    if not means:
+        return "nothing is recorded: vllm-redrafter evaluate --record measures it"
+    return f"tokens per target step, without matches, as evaluate measured: {', '.join(means)}"

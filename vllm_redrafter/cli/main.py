@@ -270,8 +270,11 @@ def _inspect(
             "is 1 if it does not.",
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show its config.json: sizes, training.")
+    ] = False,
 ) -> None:
-    """Say what a drafter's checkpoint is: sizes, targets, training."""
+    """Say how a drafter is served, how good it is, for which target, and what a draft reads."""
     from rich.console import Console
 
     from vllm_redrafter.checkpoints import inspection
@@ -280,10 +283,10 @@ def _inspect(
 
     found = inspection.inspect_checkpoint(drafter)
     configuration = inspection.target_of(target) if target else None
-    differences = misfits_of(found.config, configuration) if target else []
+    differences = misfits_of(found.checkpoint.head, configuration) if target else []
     step = step_bytes(configuration) if target and not differences else None
     fitting = target if target and not differences else None
-    inspection.print_inspection(Console(), found, fitting, step)
+    inspection.print_inspection(Console(), found, fitting, step, verbose)
     if differences:
         raise ConfigError(f"the drafter does not fit {target!r}: {'; '.join(differences)}")
     if target:
