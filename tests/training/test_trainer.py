@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
 from rich.console import Console
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
@@ -156,7 +157,7 @@ def test_schedule_warms_up_and_decays_to_zero() -> None:
         ("kl_weight", 1.5, "between 0 and 1"),
         ("block_length", 6, "at least 7"),
         ("batch_size", 3, r"a multiple of --micro-batch-size \(2\)"),
-        ("precision", "fp16", "one of no, bf16"),
+        ("precision", "fp16", "one of auto, no, bf16"),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: Any, limit: str) -> None:
@@ -180,6 +181,13 @@ def test_the_most_used_tokens_are_those_of_the_answers() -> None:
     text = ListRows([answered([7, 7, 7, 7], [5, 2, 5, 0, 5, 2])])
     kept, share = most_used_tokens(text, VOCAB_SIZE, 2)
     assert kept.tolist() == [2, 5] and share == pytest.approx(5 / 6)
+
+
+def test_products_are_bf16_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    PartialState()  # the device is chosen before there seems to be a GPU
+    for name in ("is_available", "is_bf16_supported"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: True)
+    assert make_accelerator().mixed_precision == "bf16"
 
 
 def test_accelerate_s_own_sharding_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
@@ -31,7 +32,7 @@ def ended(accelerator: Accelerator) -> Iterator[Accelerator]:
 
 
 def make_accelerator(
-    precision: Precision = "no", unroll_steps: int = 2, output: Path | None = None
+    precision: Precision = "auto", unroll_steps: int = 2, output: Path | None = None
 ) -> Accelerator:
     """The processes and their devices, as `accelerate launch` started them.
 
@@ -44,6 +45,9 @@ def make_accelerator(
                 "whose checkpoints nobody else reads: start without it; a target that fits no "
                 "device is for `vllm-redrafter capture` and --hidden-states"
             )
+    if precision == "auto":
+        has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
+        precision = "bf16" if has_bf16 else "no"
     # With one step rnn_u takes no part, which data parallelism has to know.
     kwargs = DistributedDataParallelKwargs(find_unused_parameters=unroll_steps == 1)
     return Accelerator(

@@ -49,6 +49,7 @@ def train(
     job = replace(job, output=job.output.expanduser())
     logs = None if dry_run else job.output
     accelerator = make_accelerator(job.config.precision, job.config.unroll_steps, logs)
+    job = replace(job, config=replace(job.config, precision=accelerator.mixed_precision))
     with ended(accelerator):
         if not accelerator.is_main_process:
             console.quiet = True

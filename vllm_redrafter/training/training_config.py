@@ -9,7 +9,7 @@ from vllm_redrafter.utils.settings import check, require, setting
 
 HeadName = Literal["recurrent", "gated"]
 """The names in `heads/registry.py`."""
-Precision = Literal["no", "bf16"]
+Precision = Literal["auto", "no", "bf16"]
 TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -52,9 +52,9 @@ class TrainingConfig:
         100, "Number of steps in which the learning rate rises to its highest value.", at_least=0
     )
     precision: Precision = setting(
-        "no",
-        "Precision of matrix products: bf16, or no for that of the parameters. The drafter's "
-        "parameters are float32 in any case.",
+        "auto",
+        "Precision of matrix products: bf16, or no for that of the parameters; auto takes bf16 on "
+        "GPUs that have it. The drafter's parameters are float32 in any case.",
     )
     target_dtype: TargetDtype = setting(
         "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
