@@ -28,7 +28,7 @@ from vllm_redrafter.engine.vllm_interface import FILE, described
 
 PACKAGE = Path(vllm_redrafter.__file__).parent
 MEMBERS = Path(__file__).with_name("vllm_members.toml")
-KINDS = "both", "cpu", "v2", "offline"
+KINDS = "both", "cpu", "v2", "offline", "serve"
 
 
 @functools.cache
@@ -36,8 +36,9 @@ def sources() -> list[tuple[str, ast.Module]]:
     """The files of ours that use vLLM: whose each is (of KINDS), and its tree."""
     rooms = (file for room in ("engine", "offline") for file in (PACKAGE / room).rglob("*.py"))
     return [
-        (next((kind for kind in KINDS if kind in file.parts), "both"), ast.parse(file.read_text()))
+        (next((kind for kind in KINDS if kind in of), "both"), ast.parse(file.read_text()))
         for file in (PACKAGE / "plugin.py", *sorted(rooms))
+        for of in [(*file.parts, file.stem)]
     ]
 
 
@@ -69,7 +70,7 @@ def symbols() -> dict[str, str]:
 
 
 def _kind(rooms: set[str]) -> str:
-    engines = rooms - {"offline"} or rooms
+    engines = rooms - {"offline", "serve"} or rooms
     return min(engines) if len(engines) == 1 else "both"
 
 

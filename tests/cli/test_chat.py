@@ -26,7 +26,7 @@ def test_a_servers_accepted_tokens_are_tinted(tmp_path: Path) -> None:
     console = Typed(["names"])
     speculation = {"target": str(target), "num_speculative_tokens": 4, "adaptive": False}
     arguments = ["--speculative-config", json.dumps(speculation), "--dtype", "float32"]
-    command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(drafter)]
+    command = ["-m", "vllm_redrafter", "serve", str(drafter)]
     with server.started([*command, *arguments, "--enforce-eager"]) as url:
         chat(url, None, ChatSettings(temperature=0.0, max_tokens=100), console)
     shown = console.shown()

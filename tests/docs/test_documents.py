@@ -100,7 +100,7 @@ def options() -> dict[str, set[str]]:
     return {
         name: {option for param in command.params for option in param.opts}
         for name, command in commands.items()
-    }
+    } | {"serve": options_of_vllm()}
 
 
 @cache

