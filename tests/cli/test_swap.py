@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.engines.server import free_port
-from vllm_redrafter.cli.main import app
+from redrafter_testing.own_commands import printed_by, refusal_of
 
 
 class SwappingServer(FakeServer):
@@ -22,12 +21,6 @@ class SwappingServer(FakeServer):
         return self.answer
 
 
-def swap(address: str, drafter: str) -> tuple[int, str]:
-    """The exit status, and what is said."""
-    done = CliRunner().invoke(app, ["swap", "--url", address, drafter])
-    return done.exit_code, " ".join(done.output.split())
-
-
 def test_a_server_is_told_a_folder_s_whole_path_and_other_names_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,7 +28,8 @@ def test_a_server_is_told_a_folder_s_whole_path_and_other_names_as_they_are(
     monkeypatch.chdir(tmp_path)
     server = SwappingServer(200, {"results": [{"drafter": "its name"}] * 2})
     for drafter, named in (("new", str(tmp_path / "new")), ("some/hub-id", "some/hub-id")):
-        assert swap(server.address, drafter) == (0, f"{server.address} drafts with its name now")
+        said = printed_by("swap", "--url", server.address, drafter)
+        assert said == f"{server.address} drafts with its name now"
         call = {"method": "redrafter_swap", "args": [named]}
         assert server.calls.pop() == ("/collective_rpc", call)
     server.die()
@@ -63,8 +57,8 @@ OF_WORKER = (
 )
 def test_what_a_server_lacks_or_refuses_is_said(status: int, answer: Any, said: str) -> None:
     server = SwappingServer(status, answer)
-    code, output = swap(server.address, "/new")
-    assert code == 1 and server.address in output and said in output
+    output = refusal_of("swap", "--url", server.address, "/new")
+    assert server.address in output and said in output
     assert "please check the stack trace" not in output
     server.die()
 
@@ -72,5 +66,5 @@ def test_what_a_server_lacks_or_refuses_is_said(status: int, answer: Any, said: 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:PORT", "localhost", "http://[:1"])
 def test_where_no_server_is_the_option_is_named(url: str) -> None:
     url = url.replace("PORT", str(free_port()))
-    code, output = swap(url, "/new")
-    assert code == 1 and "--url" in output and url in output
+    output = refusal_of("swap", "--url", url, "/new")
+    assert "--url" in output and url in output

@@ -4,6 +4,7 @@
 import io
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,48 +83,32 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file of a tiny Llama, quantised as SmolLM2's is."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    for key, value in {
-        "block_count": 1,
-        "context_length": 64,
-        "embedding_length": WIDTH,
-        "feed_forward_length": INNER,
-        "head_count": HEADS,
-        "head_count_kv": 1,
-        "rope_freq_base": 50000.0,
-        "layer_norm_rms_eps": 1e-5,
-        "vocab_size": len(TOKENS),
-        "tokenizer_model": "gpt2",
-        "tokenizer_pre": "smollm",
-        "token_list": TOKENS,
-        "token_types": [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 4,
-        "token_merges": ["a b"],
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "unk_token_id": 0,
-        "pad_token_id": 2,
-        "chat_template": "{% for m in messages %}<start>{{ m['content'] }}<end>{% endfor %}",
-    }.items():
+    keys: dict[str, Any] = {"block_count": 1, "context_length": 64, "embedding_length": WIDTH}
+    keys |= {"feed_forward_length": INNER, "head_count": HEADS, "head_count_kv": 1}
+    keys |= {"rope_freq_base": 50000.0, "layer_norm_rms_eps": 1e-5, "vocab_size": len(TOKENS)}
+    keys |= {"tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_list": TOKENS}
+    keys |= {"token_types": [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 4}
+    keys |= {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "pad_token_id": 2}
+    template = "{% for m in messages %}<start>{{ m['content'] }}<end>{% endfor %}"
+    keys |= {"token_merges": ["a b"], "chat_template": template}
+    for key, value in keys.items():
         getattr(writer, f"add_{key}")(value)
+    random: Any = partial(np.random.default_rng(0).standard_normal, dtype=np.float32)
     kv, q4 = WIDTH // HEADS, gguf.GGMLQuantizationType.Q4_1
     sizes = {"attn_q": (WIDTH, WIDTH), "attn_k": (kv, WIDTH), "attn_v": (kv, WIDTH)}
     sizes |= {"attn_output": (WIDTH, WIDTH), "ffn_gate": (INNER, WIDTH)}
     sizes |= {"ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
     for name, shape in sizes.items():
-        data = gguf.quantize(random(*shape), q4)
+        data = gguf.quantize(random(shape), q4)
         writer.add_tensor(f"blk.0.{name}.weight", data, raw_dtype=q4)
     for name in ("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight"):
         writer.add_tensor(name, random(WIDTH))
-    writer.add_tensor("token_embd.weight", random(len(TOKENS), WIDTH))
+    writer.add_tensor("token_embd.weight", random((len(TOKENS), WIDTH)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def random(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    generator = np.random.default_rng(sum(shape))
-    return generator.standard_normal(shape, dtype=np.float32)
 
 
 @pytest.fixture

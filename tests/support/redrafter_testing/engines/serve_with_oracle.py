@@ -3,13 +3,11 @@
 
 import sys
 
-from vllm.entrypoints.cli.main import main
-
 from redrafter_testing.oracles import CPU_ORACLE, V2_ORACLE
+from vllm_redrafter.engine.serve import serve
 from vllm_redrafter.utils import names
 
 if __name__ == "__main__":
     names.CPU_PROPOSER = CPU_ORACLE
     names.V2_SPECULATOR = V2_ORACLE
-    sys.argv = ["vllm", "serve", *sys.argv[1:]]
-    main()
+    serve(sys.argv[1:])
