@@ -32,9 +32,9 @@ undisturbed_parser.install()
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+    from redrafter_testing.models.tiny_models import make_worded_target
 
-    return add_tokenizer(make_target(tmp_path_factory.mktemp("target")))
+    return make_worded_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from vllm.exceptions import VLLMValidationError
 from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.families import MIXTRAL
 from redrafter_testing.models.tiny_models import make_drafter
+from redrafter_testing.shared_results import made_once
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.writing import save_shape
@@ -33,10 +34,7 @@ from vllm_redrafter.utils.json_files import read_object
 
 plugin.register()
 
-
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_drafter(tmp_path_factory.mktemp("drafter"))
+drafter = made_once(make_drafter)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import heads
 import pytest
 
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.tiny_models import make_worded_target
 from redrafter_testing.models.training_data import write_data
 
 V = 64
@@ -17,7 +17,7 @@ HEADS = ["recurrent", "gated, fused", "gated, fused, selector"]
 def test_runs_are_made_once_and_reported_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = add_tokenizer(make_target(tmp_path / "target", vocab_size=V), V)
+    target = make_worded_target(tmp_path / "target", V)
     write_data(tmp_path / "text", target, num=20, max_tokens=12)
     write_data(tmp_path / "other", target, num=4, max_tokens=12, seed=6)
     runs, output = tmp_path / "runs", tmp_path / "out.json"

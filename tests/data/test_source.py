@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target, make_worded_target
 from redrafter_testing.models.training_data import write_data
+from redrafter_testing.shared_results import made_once
 from vllm_redrafter.data.source import read_all, split
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
 V = 64
 
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return add_tokenizer(make_target(tmp_path_factory.mktemp("target"), vocab_size=V), V)
+target = made_once(make_worded_target, V)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ def test_each_folder_is_checked_against_the_target(
     again = folders["short"].parent / "." / "short"
     with pytest.raises(ConfigError, match="given twice"):
         read_all([folders["short"], again], Target.open(target))
-    other = add_tokenizer(make_target(tmp_path / "other", vocab_size=V, seed=1), V)
+    other = make_worded_target(tmp_path / "other", V, seed=1)
     with pytest.raises(ConfigError, match=r"written by another target .* pass --other-target"):
         read_all([folders["short"]], Target.open(other))
     assert len(read_all([folders["short"]], Target.open(other), check_target=False).dataset) == 10

@@ -13,6 +13,7 @@ from decoding_step import Node, Sample, Tree, ancestors, best_nodes, step
 from decoding_step import beam_search as plain_search
 from redrafter_testing.models.head_forms import random_head
 from redrafter_testing.models.tiny_models import make_small_target
+from redrafter_testing.shared_results import made_once
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig
@@ -58,9 +59,7 @@ class Llama:
         return self.model.get_input_embeddings().weight[token]
 
 
-@pytest.fixture(scope="module")
-def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_small_target(tmp_path_factory.mktemp("step") / "target", vocab_size=VOCAB)
+small_target = made_once(make_small_target, vocab_size=VOCAB)
 
 
 def drafter_of(llama: Llama) -> DraftHead:

@@ -12,20 +12,21 @@ from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from redrafter_testing.requests import few_tokens, workloads
 from redrafter_testing.requests.few_tokens import Answers
 from redrafter_testing.requests.workloads import Plain
-from redrafter_testing.shared_results import shared_result
+from redrafter_testing.shared_results import made_once, shared_result
 
 FEW_TOKENS = few_tokens.VOCAB, few_tokens.HIDDEN
+
+drafter = made_once(make_drafter, scope="session")
+few_tokens_target = made_once(make_small_target, *FEW_TOKENS, scope="session")
+few_tokens_drafter = made_once(make_drafter, *FEW_TOKENS, scope="session")
+few_tokens_fused_drafter = made_once(make_drafter, *FEW_TOKENS, scope="session", target_layers=(1,))
+"""Reads the first layer of its target as well."""
 
 
 @pytest.fixture(scope="module", params=[cpu_engine, interpreted_engine], ids=["cpu", "v2"])
 def start(request: pytest.FixtureRequest) -> Any:
     """How an engine of either kind is started."""
     return request.param
-
-
-@pytest.fixture(scope="session")
-def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_drafter(tmp_path_factory.mktemp("drafter"))
 
 
 @pytest.fixture(scope="session")
@@ -51,23 +52,6 @@ def oracle_drafter(target: Path, drafter: Path, plain: Plain) -> Path:
     from redrafter_testing.oracles.oracle import write_answers
 
     return write_answers(drafter, target, plain)
-
-
-@pytest.fixture(scope="session")
-def few_tokens_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_small_target(tmp_path_factory.mktemp("few_tokens"), *FEW_TOKENS)
-
-
-@pytest.fixture(scope="session")
-def few_tokens_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_drafter(tmp_path_factory.mktemp("few_tokens_drafter"), *FEW_TOKENS)
-
-
-@pytest.fixture(scope="session")
-def few_tokens_fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reads the first layer of its target as well."""
-    folder = tmp_path_factory.mktemp("few_tokens_fused_drafter")
-    return make_drafter(folder, *FEW_TOKENS, target_layers=(1,))
 
 
 @pytest.fixture(scope="session")

@@ -15,16 +15,15 @@ from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families import EXPERTS_PER_ROW, MIXTRAL
 from redrafter_testing.models.tiny_models import make_drafter
+from redrafter_testing.shared_results import made_once
 
 pytestmark = pytest.mark.engine
 
 ARGUMENTS: Any = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
 QUESTIONS = MIXTRAL.questions(4, 24)
 
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return MIXTRAL.make(tmp_path_factory.mktemp("target"))
+target = made_once(MIXTRAL.make)
+drafter = made_once(make_drafter, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +34,7 @@ def expected(target: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def speculative(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("drafter")
-    drafter = make_drafter(folder, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+def speculative(drafter: Path) -> dict[str, Any]:
     return {"model": str(drafter), "num_speculative_tokens": 8}
 
 

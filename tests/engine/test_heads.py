@@ -22,6 +22,7 @@ from redrafter_testing.models.published_speculators import D, make_lstm, make_ml
 from redrafter_testing.models.tiny_models import make_reciting, make_small_target
 from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
+from redrafter_testing.shared_results import made_once
 from vllm_redrafter.config import FEWEST_CANDIDATES, USUAL_CANDIDATES
 from vllm_redrafter.heads.selector import SelectorConfig
 
@@ -47,10 +48,8 @@ LAUNCHES = {"gated, candidates": 9 + 2 * 4, "recurrent, candidates": 11 + 2 * 6}
 """Of a search of three levels; a tree is two more. Without candidates either head has others."""
 
 
-@pytest.fixture(scope="module")
-def wide_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It ranks enough tokens to choose among candidates."""
-    return make_small_target(tmp_path_factory.mktemp("wide"), vocab_size=512)
+wide_target = made_once(make_small_target)
+"""It ranks enough tokens to choose among candidates."""
 
 
 @pytest.fixture(scope="module")

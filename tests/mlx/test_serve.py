@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache
 from redrafter_testing.engines.server import free_port
 from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.reciting_target import ANSWERS
-from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
+from redrafter_testing.models.tiny_models import make_drafter, make_target, make_worded_target
 from redrafter_testing.requests.chat_client import answer, said
 from vllm_redrafter.mlx.serve import PromptCache, serve, target_and_drafter
 from vllm_redrafter.utils.errors import ConfigError
@@ -120,7 +120,7 @@ def test_what_cannot_be_loaded_ends_the_command(
     name: str, hidden_size: int, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """mlx-lm's server would go on, and answer nothing."""
-    target = add_tokenizer(make_target(tmp_path / name))
+    target = make_worded_target(tmp_path / name)
     drafter = make_drafter(tmp_path / "drafter", hidden_size=hidden_size)
     with pytest.raises(ConfigError, match=message):
         serve(str(target), str(drafter), ["--port", str(free_port())], {})

@@ -15,6 +15,7 @@ from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.models.tiny_models import make_drafter, make_target
 from redrafter_testing.oracles import biased_rule
 from redrafter_testing.requests.workloads import Repeated
+from redrafter_testing.shared_results import made_once
 
 pytestmark = pytest.mark.engine
 
@@ -26,16 +27,14 @@ SAMPLES = 5_000
 SIGNIFICANCE = 1e-6
 
 
-@pytest.fixture(scope="module")
-def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_target(tmp_path_factory.mktemp("small"), vocab_size=VOCAB, seed=3)
+small_target = made_once(make_target, vocab_size=VOCAB, seed=3)
+small_drafter = made_once(make_drafter, vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="module")
-def llm(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    drafter = make_drafter(tmp_path_factory.mktemp("small_drafter"), vocab_size=VOCAB)
+def llm(small_target: Path, small_drafter: Path) -> Iterator[Engine]:
     config = {
-        "model": str(drafter),
+        "model": str(small_drafter),
         "num_speculative_tokens": 12,
         "adaptive": False,
         "beam_width": 4,

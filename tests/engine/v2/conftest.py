@@ -13,26 +13,16 @@ from redrafter_testing.gpu.host_event import HostEvent
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_small_target
 from redrafter_testing.requests import small_workloads
 from redrafter_testing.requests.workloads import Plain
-from redrafter_testing.shared_results import shared_result
+from redrafter_testing.shared_results import made_once, shared_result
 
-HIDDEN = 64
+small_target = made_once(lambda folder: add_tokenizer(make_small_target(folder)), scope="session")
+small_drafter = made_once(make_drafter, hidden_size=64, scope="session")
 
 
 @pytest.fixture
 def host_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """What measures times on a CPU."""
     monkeypatch.setattr(torch.cuda, "Event", HostEvent)
-
-
-@pytest.fixture(scope="session")
-def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("small")
-    return add_tokenizer(make_small_target(folder, hidden_size=HIDDEN))
-
-
-@pytest.fixture(scope="session")
-def small_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_drafter(tmp_path_factory.mktemp("drafter"), hidden_size=HIDDEN)
 
 
 @pytest.fixture(scope="session")

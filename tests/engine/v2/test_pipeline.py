@@ -29,6 +29,7 @@ from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.few_tokens import Answers, conversations, opening
+from redrafter_testing.shared_results import made_once
 from vllm_redrafter.engine.v2 import pipeline
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -36,18 +37,10 @@ from vllm_redrafter.utils.errors import ConfigError
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 14, "max_model_len": 192}
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of three layers, a stage each."""
-    folder = tmp_path_factory.mktemp("target")
-    return make_small_target(folder, few_tokens.VOCAB, few_tokens.HIDDEN, layers=3)
-
-
-@pytest.fixture(scope="module")
-def fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reads what the first and the second stage return."""
-    folder = tmp_path_factory.mktemp("drafter")
-    return make_drafter(folder, few_tokens.VOCAB, few_tokens.HIDDEN, target_layers=(1, 2))
+target = made_once(make_small_target, few_tokens.VOCAB, few_tokens.HIDDEN, layers=3)
+"""A stage for each layer."""
+fused_drafter = made_once(make_drafter, few_tokens.VOCAB, few_tokens.HIDDEN, target_layers=(1, 2))
+"""Reads what the first and the second stage return."""
 
 
 @pytest.fixture(scope="module")

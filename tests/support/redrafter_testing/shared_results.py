@@ -4,7 +4,8 @@
 import os
 import pickle
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from filelock import FileLock
@@ -21,3 +22,13 @@ def shared_result(factory: pytest.TempPathFactory, name: str, make: Callable[[],
         if not file.exists():
             file.write_bytes(pickle.dumps(make()))
         return pickle.loads(file.read_bytes())
+
+
+def made_once(make: Callable[..., Path], *sizes: Any, scope: Any = "module", **more: Any) -> Any:
+    """A fixture: what `make` puts into a new folder."""
+
+    @pytest.fixture(scope=scope)
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return make(tmp_path_factory.mktemp("made"), *sizes, **more)
+
+    return folder

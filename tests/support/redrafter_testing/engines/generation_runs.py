@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import FakeEngine, Killed
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.tiny_models import make_worded_target
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
@@ -30,7 +30,7 @@ PROMPTS = prompts(11)
 
 
 def make_folder(folder: Path, template: str | None) -> Path:
-    return with_template(add_tokenizer(make_target(folder)), template)
+    return with_template(make_worded_target(folder), template)
 
 
 def with_template(folder: Path, template: str | None) -> Path:

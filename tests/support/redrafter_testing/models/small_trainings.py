@@ -12,8 +12,9 @@ import torch
 from accelerate.state import AcceleratorState
 from rich.console import Console
 
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.tiny_models import make_worded_target
 from redrafter_testing.models.training_data import write_data
+from redrafter_testing.shared_results import made_once
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.training.plan import TrainingJob
 from vllm_redrafter.training.run import train
@@ -31,6 +32,8 @@ CONFIG = TrainingConfig(
     save_every=2,
 )
 SHAPE = ReDrafterConfig(6, beam_width=2, beam_length=3, context_matches=0)
+
+target = made_once(make_worded_target, VOCAB_SIZE)
 
 
 def job(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
@@ -60,12 +63,6 @@ def fresh_accelerate() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    return add_tokenizer(make_target(folder, VOCAB_SIZE), VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,11 @@ def add_tokenizer(folder: Path, vocab_size: int = 512) -> Path:
     return folder
 
 
+def make_worded_target(folder: Path, vocab_size: int = 512, **sizes: Any) -> Path:
+    """One whose tokens have text."""
+    return add_tokenizer(make_target(folder, vocab_size, **sizes), vocab_size)
+
+
 def make_drafter(
     folder: Path, vocab_size: int = 512, hidden_size: int = 128, target_layers: tuple[int, ...] = ()
 ) -> Path:
