@@ -11,14 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import BARE, PLAIN, PROJECTED, edit_config, edit_tensors
+from redrafter_testing.own_commands import printed_by
 from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -133,11 +132,7 @@ def test_another_models_tensors_are_refused(
         ({"hidden_size": "4"}, {}, "hidden_size is '4' in config.json, 4 by the tensors"),
         ({"draft_vocab_size": 5}, {}, "draft_vocab_size is 5 in config.json, None by the tensors"),
         ({"model_type": "medusa"}, {}, "or \"redrafter_gated\".*, found 'medusa'"),
-        (
-            {"vocab_size": None},
-            {"d2t": torch.zeros(11).long()},
-            "must say vocab_size, the target's",
-        ),
+        ({"vocab_size": None}, {"d2t": torch.arange(11)}, "must say vocab_size, the target's"),
         ({}, {"lm_heads.2.weight": torch.zeros(11, 6)}, r"lm_heads?\.2\.weight are one tensor"),
         ({}, {"rnn_u.bias": torch.zeros(4).char()}, r"be float32.* but rnn_u\.bias is int8"),
     ],
@@ -217,13 +212,8 @@ def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
 
 def test_the_command_says_what_it_did(source: Path, destination: Path) -> None:
     edit_config(source, lambda values: values.pop("exit_dim"))
-    command = ["convert", str(source), str(destination), "--target=org/target"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert result.output.splitlines() == [
-        "read model.safetensors",
-        "exit_dim = 6: not in config.json, read off the tensors",
-        f"wrote {destination}",
-    ]
+    said = "read model.safetensors exit_dim = 6: not in config.json, read off the tensors wrote "
+    printed = printed_by("convert", source, destination, "--target=org/target")
+    assert printed == said + str(destination)
     values = json.loads((destination / "config.json").read_text())
     assert values["speculators_config"]["verifier"]["name_or_path"] == "org/target"

@@ -54,25 +54,20 @@ def oracle_drafter(target: Path, drafter: Path, plain: Plain) -> Path:
     return write_answers(drafter, target, plain)
 
 
-@pytest.fixture(scope="session")
-def few_tokens_plain(few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
+def answers_by(engine: Any) -> Any:
+    """A fixture: what vLLM answers to `few_tokens.requests` without speculation."""
 
-    def answers() -> Answers:
-        with interpreted_engine(few_tokens_target) as llm:
-            return few_tokens.answers_of(llm)
+    @pytest.fixture(scope="session")
+    def plain(few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+        def answers() -> Answers:
+            with engine(few_tokens_target) as llm:
+                return few_tokens.answers_of(llm)
 
-    return shared_result(tmp_path_factory, "few_tokens_plain", answers)
+        return shared_result(tmp_path_factory, f"few_tokens_of_{engine.__name__}", answers)
+
+    return plain
 
 
-@pytest.fixture(scope="session")
-def few_tokens_plain_on_cpu(
-    few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Answers:
-    """What vLLM's CPU engine does: seeded samples are other ones."""
-
-    def answers() -> Answers:
-        with cpu_engine(few_tokens_target) as llm:
-            return few_tokens.answers_of(llm)
-
-    return shared_result(tmp_path_factory, "few_tokens_plain_on_cpu", answers)
+few_tokens_plain = answers_by(interpreted_engine)
+few_tokens_plain_on_cpu = answers_by(cpu_engine)
+"""Seeded samples are other ones."""

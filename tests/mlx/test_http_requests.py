@@ -7,6 +7,7 @@ import socket
 import struct
 import tomllib
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -88,10 +89,11 @@ def test_what_would_end_more_is_refused_by_field(
         assert message.startswith(field)
 
 
-def test_a_prompt_or_a_body_that_cannot_be_read_ends_its_request_alone(address: str) -> None:
-    for prompt in PROMPTS["all"]:
-        body = f'{{"prompt": {prompt}, "max_tokens": 5}}'.encode()
-        status, answer = sent(address, body, TEXT)
+def test_what_cannot_be_read_or_is_not_there_ends_its_request_alone(address: str) -> None:
+    prompts = [f'{{"prompt": {prompt}, "max_tokens": 5}}'.encode() for prompt in PROMPTS["all"]]
+    models = [with_field(field, '"nowhere/nothing"') for field in ("model", "draft_model")]
+    for path, body in (*product([TEXT], prompts), *product([CHAT], models)):
+        status, answer = sent(address, body, path)
         assert status in (400, 404) and json.loads(answer)["error"]
     for kind, body in BODIES.items():
         assert refusal_of(address, body), kind
@@ -100,13 +102,6 @@ def test_a_prompt_or_a_body_that_cannot_be_read_ends_its_request_alone(address: 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_clients_forms_are_answered(address: str, client: str) -> None:
     assert text_of(address, **json.loads(CLIENTS[client])) == ANSWERS["names"]
-
-
-@pytest.mark.parametrize("field", ["model", "draft_model"])
-def test_a_model_that_is_not_there_ends_its_request_alone(address: str, field: str) -> None:
-    status, body = sent(address, with_field(field, '"nowhere/nothing"'))
-    assert status in (400, 404)
-    assert json.loads(body)["error"]
 
 
 def test_a_failure_while_generating_ends_its_request_alone(address: str) -> None:

@@ -30,10 +30,8 @@ def test_a_training_goes_on_from_a_drafter(target: Path, data: Path, tmp_path: P
     first = job(target, data, tmp_path / "first", **sizes)
     run(first)
     begun = load_drafter(str(first.output))
-    second = replace(
-        job(target, data, tmp_path / "second", max_steps=1, learning_rate=1e-9),
-        initial_drafter=str(first.output),
-    )
+    settings = {"max_steps": 1, "learning_rate": 1e-9}
+    second = job(target, data, tmp_path / "second", first.output, **settings)
     result, output = run(second)
     assert result.steps == 1 and "goes on from" in output and "draft vocabulary" not in output
 
@@ -51,8 +49,7 @@ def test_a_training_goes_on_from_a_published_speculator(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
     published = make_mlp(tmp_path / "published", n=3, sizes=(128, 32, VOCAB_SIZE))
-    further = job(target, data, tmp_path / "further", max_steps=1, unroll_steps=3)
-    further = replace(further, initial_drafter=str(published))
+    further = job(target, data, tmp_path / "further", published, max_steps=1, unroll_steps=3)
     run(further)
     before, after = (load_drafter(str(d)) for d in (published, further.output))
     assert after.config == before.config and not after.config.tied
@@ -65,9 +62,7 @@ def test_a_training_goes_on_from_a_published_speculator(
 
 def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_path: Path) -> None:
     plain = make_drafter(tmp_path / "plain", VOCAB_SIZE)
-    fused = replace(
-        job(target, data, tmp_path / "fused", target_layers="1,2"), initial_drafter=str(plain)
-    )
+    fused = job(target, data, tmp_path / "fused", plain, target_layers="1,2")
     found = Checkpoint.open(str(plain)).head
     begun = continued_drafter(load_drafter(str(plain)), replace(found, target_layers=(1, 2)))
     weights = load_drafter(str(plain)).state_dict()
@@ -80,7 +75,7 @@ def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_pa
     assert trained.fuse is not None and trained.fuse.weight.any()
     assert "| `target_layers` | (1, 2) |" in (fused.output / "README.md").read_text()
 
-    further = replace(job(target, data, tmp_path / "further"), initial_drafter=str(fused.output))
+    further = job(target, data, tmp_path / "further", fused.output)
     assert resolve(further).head.config.target_layers == (1, 2)
 
 
@@ -97,12 +92,11 @@ def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_pa
 def test_settings_that_do_not_fit_are_refused(
     sizes: Any, settings: Any, message: str, target: Path, data: Path, tmp_path: Path
 ) -> None:
-    asked = job(target, data, tmp_path / "out", **settings)
+    drafter = None
     if sizes is not None:
         drafter = make_drafter(tmp_path / "drafter", **{"vocab_size": VOCAB_SIZE, **sizes})
-        asked = replace(asked, initial_drafter=str(drafter))
     with pytest.raises(ConfigError, match=message):
-        resolve(asked)
+        resolve(job(target, data, tmp_path / "out", drafter, **settings))
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,12 @@ SHAPE = ReDrafterConfig(6, beam_width=2, beam_length=3, context_matches=0)
 target = made_once(make_worded_target, VOCAB_SIZE)
 
 
-def job(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
-    """A training of CONFIG, but for some settings."""
-    return TrainingJob(str(target), (data,), output, replace(CONFIG, **settings), SHAPE)
+def job(
+    target: Path, data: Path, output: Path, drafter: Path | None = None, **settings: Any
+) -> TrainingJob:
+    """A training of CONFIG, but for some settings, that goes on from a drafter."""
+    config, begun = replace(CONFIG, **settings), drafter and str(drafter)
+    return TrainingJob(str(target), (data,), output, config, SHAPE, initial_drafter=begun)
 
 
 def run(asked: TrainingJob, **arguments: bool) -> tuple[Any, str]:
