@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A head in few launches: what `engine/v2/draft_search.py` asks of a head on a GPU."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -13,41 +14,36 @@ class Features(NamedTuple):
     scale: Tensor | None = None
 
 
+class Level(NamedTuple):
+    """The tokens of a level of the search, and what they go on from."""
+
+    condition: Tensor
+    """[R, C]; the root's state may depend on it."""
+    state: Tensor | None
+    """[rows above, S], of the level above; None at the root."""
+    embedded: tuple[Tensor, Tensor | None]
+    """Their embeddings [rows, H] and None; or a table of such, and the tokens [rows] int64."""
+    parents: Tensor
+    """[rows] int32, the row of the level above that each one continues."""
+    depth: int
+    """0 at the root."""
+
+
 class FusedHead(Protocol):
     """A head's layers, but the vocabulary-wide one, for the rows of a level: beams by request."""
 
     max_rows: int
     """Of a level; the head itself searches larger ones."""
 
-    def step(
-        self,
-        condition: Tensor,
-        state: Tensor | None,
-        embedded: tuple[Tensor, Tensor | None],
-        parents: Tensor,
-        depth: int,
-    ) -> Tensor:
-        """The states [rows, S] after some tokens; the call after the next writes over them.
+    @property
+    def selector(self) -> Callable[[Tensor], Tensor] | None:
+        """The head's, of the roots' features: from [R, E] to [L, R, E]. None: it has no form."""
+        ...
 
-        Args:
-            condition: [R, C]; the root's state may depend on it.
-            state: [rows above, S], of the level above; None at the root.
-            embedded: the tokens' embeddings [rows, H] and None; or a table of embeddings, and the
-                tokens [rows] int64.
-            parents: [rows] int32, the row of the level above that each one continues.
-            depth: of the tokens; 0 at the root.
-        """
+    def step(self, level: Level) -> Tensor:
+        """The states [rows, S] after its tokens; the call after the next writes over them."""
         ...
 
     def features(self, condition: Tensor, state: Tensor) -> Features:
         """`DraftHead.features` of R * beams rows."""
-        ...
-
-
-@runtime_checkable
-class FusedSelectorHead(FusedHead, Protocol):
-    """One with a selector."""
-
-    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """[L, R, E], `DraftHead.base_features` of the roots' condition [R, C] and state [R, S]."""
         ...

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vllm_redrafter.engine.v2.heads.forms import fused_form
 from vllm_redrafter.engine.v2.heads.selector import finished
-from vllm_redrafter.heads.fused_head import Features, FusedHead, FusedSelectorHead
+from vllm_redrafter.heads.fused_head import Features, FusedHead, Level
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.tree.beam_search import ExploredNodes, log_softmax_of_top
@@ -116,10 +116,10 @@ class DraftSearch:
         head, fused = self._drafter, self._fused_for(rows)
         table = head.embedding_of(self.table, depth)
         if fused is not None and table is not None:
-            return fused.step(condition, state, (table.weight, tokens), parents, depth)
+            return fused.step(Level(condition, state, (table.weight, tokens), parents, depth))
         embedded = head.embedding_of(self._embed, depth)(tokens)
         if fused is not None:
-            return fused.step(condition, state, (embedded, None), parents, depth)
+            return fused.step(Level(condition, state, (embedded, None), parents, depth))
         if state is None:
             return head.start(condition, embedded)
         return head.advance(state.index_select(0, parents), embedded, depth)
@@ -139,8 +139,8 @@ class DraftSearch:
     def _base_features_of(self, condition: Tensor, state: Tensor) -> Tensor:
         """`DraftHead.base_features` of the roots: [L, R, E]."""
         head = self._fused_for(len(state))
-        if isinstance(head, FusedSelectorHead):
-            return head.base_features(condition, state)
+        if head is not None and head.selector is not None:
+            return head.selector(finished(head.features(condition, state)))
         length = self.beams.tokens.shape[1]
         return self._drafter.base_features(condition, state, length).transpose(0, 1)
 

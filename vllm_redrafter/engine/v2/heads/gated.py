@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from vllm_redrafter.engine.v2.heads.selector import FusedSelector, finished
-from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.engine.v2.heads.selector import FusedSelector
+from vllm_redrafter.heads.fused_head import Features, Level
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
@@ -24,27 +24,20 @@ class FusedGatedHead:
     def __init__(self, head: GatedHead, max_rows: int, length: int) -> None:
         self._head = head
         self.max_rows = max_rows = min(max_rows, MAX_ROWS)
-        self._selector = FusedSelector.of(head.selector, length, max_rows)
+        self.selector = FusedSelector.of(head.selector, length, max_rows)
         # A layer reads one of the two and writes the other.
         self._states = head.scale.new_empty(2, max_rows, len(head.scale))
         self._features = head.scale.new_empty(2, max_rows, len(head.scale))
 
-    def step(
-        self,
-        condition: Tensor,
-        state: Tensor | None,
-        embedded: tuple[Tensor, Tensor | None],
-        parents: Tensor,
-        depth: int,
-    ) -> Tensor:
+    def step(self, level: Level) -> Tensor:
         """z s_{t-1} + (1 - z) SiLU(x), from s_0 = c at the root."""
-        cell = self._head.cell
+        cell, above = self._head.cell, level.state
         return gated_cell(
-            Rows(*embedded),
-            Rows(condition) if state is None else Rows(state, parents),
+            Rows(*level.embedded),
+            Rows(level.condition) if above is None else Rows(above, level.parents),
             cell.weight,
             cell.bias,
-            self._states[depth % 2, : len(parents)],
+            self._states[level.depth % 2, : len(level.parents)],
             EPSILON,
         )
 
@@ -58,7 +51,3 @@ class FusedGatedHead:
             x = draft_layer(product, first, bias=bias, silu=True, residual=x, epsilon=EPSILON)
             first, second = second, first
         return Features(x, self._head.scale)
-
-    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        assert self._selector is not None
-        return self._selector(finished(self.features(condition, state)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.v2.heads.selector import FusedSelector
-from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.heads.fused_head import Features, Level
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
 
@@ -19,26 +19,19 @@ class FusedRecurrentHead:
     def __init__(self, head: RecurrentHead, max_rows: int, length: int) -> None:
         self._head = head
         self.max_rows = max_rows = min(max_rows, MAX_ROWS)
-        self._selector = FusedSelector.of(head.selector, length, max_rows)
+        self.selector = FusedSelector.of(head.selector, length, max_rows)
         weight, config = head.vocabulary_layer.weight, head.config
         # A layer reads one of the two and writes the other.
         self._states = weight.new_empty(2, max_rows, config.hidden_size)
         self._features = weight.new_empty(2, max_rows, config.exit_dim)
 
-    def step(
-        self,
-        condition: Tensor,
-        state: Tensor | None,
-        embedded: tuple[Tensor, Tensor | None],
-        parents: Tensor,
-        depth: int,
-    ) -> Tensor:
+    def step(self, level: Level) -> Tensor:
         """SiLU(W_w e(x_t) + W_u s_{t-1} + b_u)."""
-        (x, tokens), recurrent = embedded, self._head.rnn_u
+        recurrent, (x, tokens), above = self._head.rnn_u, level.embedded, level.state
         return draft_layer(
             Product(x, self._head.rnn_w.weight, tokens),
-            self._states[depth % 2, : len(parents)],
-            second=None if state is None else Product(state, recurrent.weight, parents),
+            self._states[level.depth % 2, : len(level.parents)],
+            second=None if above is None else Product(above, recurrent.weight, level.parents),
             bias=recurrent.bias,
             silu=True,
         )
@@ -57,7 +50,3 @@ class FusedRecurrentHead:
             out = self._features[(index + 1) % 2, :rows]
             x = draft_layer(Product(x, linear.weight), out, bias=linear.bias, silu=True, residual=x)
         return Features(x)
-
-    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        assert self._selector is not None
-        return self._selector(self.features(condition, state).x)

@@ -7,7 +7,7 @@ With V and the search's three, a level is six launches: a product, and one for a
 from torch import Tensor, nn
 
 from vllm_redrafter.engine.v2.heads.selector import FusedSelector
-from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.heads.fused_head import Features, Level
 from vllm_redrafter.heads.speculators import EPSILON, LstmSpeculator, MlpSpeculator, of_depth
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
 from vllm_redrafter.triton_kernels.gated_layer import Rows
@@ -20,19 +20,13 @@ class FusedSpeculator:
     def __init__(self, head: MlpSpeculator | LstmSpeculator, max_rows: int, length: int) -> None:
         self._head = head
         self.max_rows = max_rows if head.selector is None else min(max_rows, MAX_ROWS)
-        self._selector = FusedSelector.of(head.selector, length, self.max_rows)
+        self.selector = FusedSelector.of(head.selector, length, self.max_rows)
 
-    def step(
-        self,
-        condition: Tensor,
-        state: Tensor | None,
-        embedded: tuple[Tensor, Tensor | None],
-        parents: Tensor,
-        depth: int,
-    ) -> Tensor:
+    def step(self, level: Level) -> Tensor:
         head, width = self._head, self._head.config.width
-        if state is not None:
-            condition = of_depth(head.proj, depth)(state[:, :width])
+        condition, above, embedded, parents, depth = level
+        if above is not None:
+            condition = of_depth(head.proj, depth)(above[:, :width])
         norms: list[nn.Module]
         if isinstance(head, LstmSpeculator):
             norms = [head.cell_ln, head.state_ln]
@@ -41,7 +35,7 @@ class FusedSpeculator:
         return speculator_cell(
             Rows(*embedded),
             condition,
-            None if state is None else Rows(state, parents),
+            None if above is None else Rows(above, parents),
             [part for norm in norms for part in norm.parameters()],
             condition.new_empty(len(parents), len(norms) * width),
             head.config.alpha,
@@ -50,7 +44,3 @@ class FusedSpeculator:
 
     def features(self, condition: Tensor, state: Tensor) -> Features:
         return Features(self._head.features(condition, state))
-
-    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        assert self._selector is not None
-        return self._selector(self.features(condition, state).x)
