@@ -70,8 +70,7 @@ def software() -> dict[str, str | None]:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        driver = found.stdout.split("\n")[0].strip()
     except (OSError, subprocess.SubprocessError):
         driver = "unknown"
-    else:
-        driver = found.stdout.split("\n")[0].strip()
     return {"driver": driver, "cuda": torch.version.cuda}
