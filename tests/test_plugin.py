@@ -151,7 +151,7 @@ def test_a_large_draft_vocabulary_is_advised_against_at_the_start(
 ) -> None:
     said: list[str] = []
     logger = SimpleNamespace(info=lambda text, *values: said.append(text % values))
-    monkeypatch.setattr("vllm.logger.init_logger", lambda name: logger)
+    monkeypatch.setattr("vllm_redrafter.engine.log.logger", logger)
     speculate(target, drafter)
     assert len(said) == 1 and said[0].startswith("Speculating with ReDrafter")
     monkeypatch.setattr("vllm_redrafter.heads.head.LARGE_DRAFT_VOCABULARY", 10)

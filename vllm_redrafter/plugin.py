@@ -187,9 +187,9 @@ def _sets_graph_sizes(args: EngineArgs) -> bool:
 
 
 def _logger() -> Any:
-    from vllm.logger import init_logger
+    from vllm_redrafter.engine.log import logger
 
-    return init_logger("vllm.redrafter")
+    return logger
 
 
 def _announce(

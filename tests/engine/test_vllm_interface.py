@@ -60,7 +60,7 @@ def test_the_extras_install_recorded_versions_and_refuse_no_newer_one() -> None:
 def test_what_is_installed_fits_silently_without_an_import_in_a_moment(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm.logger.init_logger", pytest.fail)
+    monkeypatch.setattr("vllm_redrafter.engine.log.logger", None)
     before, start = set(sys.modules), time.process_time()
     check_vllm(engine)
     assert time.process_time() - start < 1
@@ -74,7 +74,7 @@ def future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(INSTALLED / "vllm", folder, copy_function=os.symlink)
     monkeypatch.setattr(vllm, "__file__", str(folder / "__init__.py"))
     monkeypatch.setattr(vllm, "__version__", "0.35.0")
-    monkeypatch.setattr("vllm.logger.init_logger", lambda name: logging.getLogger("shown"))
+    monkeypatch.setattr("vllm_redrafter.engine.log.logger", logging.getLogger("shown"))
     return folder
 
 

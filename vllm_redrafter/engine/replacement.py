@@ -12,12 +12,10 @@ from typing import Protocol
 
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-from vllm.logger import init_logger
 
 from vllm_redrafter.checkpoints.reading import Checkpoint
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.utils.errors import ConfigError
-
-logger = init_logger("vllm.redrafter")
 
 
 class _Drafter(Protocol):

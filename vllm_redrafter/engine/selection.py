@@ -95,8 +95,9 @@ def v2_engine() -> Engine:
 
 
 def _is_rocm_let_through() -> bool:
-    from vllm.logger import init_logger
     from vllm.platforms import current_platform
+
+    from vllm_redrafter.engine.log import logger
 
     if not current_platform.is_rocm():
         return False
@@ -106,7 +107,7 @@ def _is_rocm_let_through() -> bool:
             f"ReDrafter on ROCm is untested: {known}; set {UNTESTED}=1 to try it, or leave the "
             "speculative config out"
         )
-    init_logger("vllm.redrafter").warning("ReDrafter on ROCm is untested: %s", known)
+    logger.warning("ReDrafter on ROCm is untested: %s", known)
     return True
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 from prometheus_client import Counter
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.published import Counters, subscribe
-
-logger = init_logger("vllm.redrafter")
 
 # In the order of Counters. vLLM deletes other loggers' metrics where they begin with "vllm:".
 METRICS = """

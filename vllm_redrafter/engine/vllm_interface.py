@@ -34,7 +34,6 @@ MARK, ANNOTATE = "abstractmethod", "__annotate__"  # a decorator; Python 3.14's 
 def check_vllm(engine: Literal["cpu", "v2"]) -> None:
     """Warn of a version not recorded; ConfigError where what the engine relies on is changed."""
     import vllm
-    from vllm.logger import init_logger
 
     versions = [version.rpartition(".")[0] for version in json.loads(FILE.read_text())["versions"]]
     version, tested, seen = vllm.__version__, " and ".join(versions), "is there"
@@ -48,7 +47,9 @@ def check_vllm(engine: Literal["cpu", "v2"]) -> None:
             f"of these or, if there is one, a newer vllm-redrafter, and report this: {ISSUES}"
         )
     if not version.startswith(tuple(f"{known}." for known in versions)):
-        init_logger("vllm.redrafter").warning(
+        from vllm_redrafter.engine.log import logger
+
+        logger.warning(
             f"ReDrafter was tested on vLLM {tested}, not on {version}; what it relies on {seen}. "
             f"Please tell us how it runs: {ISSUES}"
         )

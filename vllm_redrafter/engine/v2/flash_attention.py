@@ -9,12 +9,11 @@ from collections.abc import Iterator
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
-from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend, FlashAttentionImpl
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 
-logger = init_logger("vllm.redrafter")
+from vllm_redrafter.engine.log import logger
 
 LARGEST_HEAD = 256
 """Of FlashAttention's versions 2 and 3."""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
-from vllm.logger import init_logger
 from vllm.sequence import IntermediateTensors
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
@@ -25,10 +24,9 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
     ModelCudaGraphManager,
 )
 
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.v2.schedule import max_admitted_rows, nodes_by_batch_size
-
-logger = init_logger("vllm.redrafter")
 
 MAX_PIECEWISE_ROWS = 2048
 """Rows of the largest piecewise graph. Without one, an H100 computed 857 rows of an 8B target for

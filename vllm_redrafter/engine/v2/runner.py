@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.attention import Attention
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -56,6 +55,7 @@ from vllm_redrafter.engine.chains import (
     layers_without_trees,
     recurrent_refusals,
 )
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.replacement import of_all_ranks, read_replacement
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states
@@ -78,8 +78,6 @@ from vllm_redrafter.engine.v2.trunk import RecurrentTrunk
 from vllm_redrafter.engine.v2.verification import TreeTable
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.patching import patched
-
-logger = init_logger("vllm.redrafter")
 
 RECURRENT_BUILDERS = (
     GDNAttentionMetadataBuilder,

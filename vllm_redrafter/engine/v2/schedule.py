@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
-
 from vllm_redrafter.budget.planner import draft_lengths
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.tree.policy import SearchShape
@@ -25,7 +24,6 @@ from vllm_redrafter.utils import names
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = init_logger("vllm.redrafter")
 
 GPUS = {
     "A100-SXM4-40GB": (312, 1.555),

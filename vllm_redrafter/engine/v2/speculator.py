@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.logger import init_logger
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
@@ -21,6 +20,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.v2.context_matching import ContextMatching, ScoredNodes
 from vllm_redrafter.engine.v2.graph_manager import DraftGraphManager
@@ -32,8 +32,6 @@ from vllm_redrafter.engine.v2.verification import TreeTable
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.triton_kernels.build_tree import NodeLimits, build_tree
 from vllm_redrafter.triton_kernels.load_drafts import DraftInputs, StepEnd, load_drafts
-
-logger = init_logger("vllm.redrafter")
 
 WITHOUT_BUDGET = (
     "Every step verifies num_speculative_tokens=%d nodes per request, or as many as its batch size "

@@ -5,19 +5,17 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
-from vllm.logger import init_logger
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import WorkerBase
 
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.engine.replacement import read_replacement, swap
 from vllm_redrafter.engine.v2.runner import GPUTreeModelRunner
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import V2_TREE_ATTENTION
-
-logger = init_logger("vllm.redrafter")
 
 
 class TreeWorker(WorkerBase):

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.sample.logits_processor import (
@@ -46,13 +45,12 @@ from vllm_redrafter.engine.cpu.v1.costs import measure_costs
 from vllm_redrafter.engine.cpu.v1.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.v1.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.request_options import requested_nodes
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
 from vllm_redrafter.tree.context_matches import ContextMatches
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.patching import patched
-
-logger = init_logger("vllm.redrafter")
 
 
 class CPUTreeModelRunner(CPUModelRunner):

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.logger import init_logger
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -21,14 +20,13 @@ from vllm_redrafter.engine.cpu.executor import DraftedOutput
 from vllm_redrafter.engine.cpu.v1.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.v1.runner import CPUTreeModelRunner
 from vllm_redrafter.engine.cpu.verification import verification_step
+from vllm_redrafter.engine.log import logger
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.engine.replacement import swap
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils.names import CPU_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
 from vllm_redrafter.utils.processor import advice_on
-
-logger = init_logger("vllm.redrafter")
 
 
 class ReDrafterCPUWorker(cpu_worker.CPUWorker):
