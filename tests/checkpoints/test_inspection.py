@@ -15,9 +15,9 @@ from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling, acceptance_entry
 from vllm_redrafter.checkpoints.draft_cost import parameters_read, step_bytes
 from vllm_redrafter.checkpoints.fit import misfits, misfits_of, require_fit
-from vllm_redrafter.checkpoints.inspection import target_of
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads import head
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.speculators import LstmSpeculatorConfig, MlpSpeculatorConfig
@@ -56,8 +56,8 @@ def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
     values = {"model_type": "gemma3_text", "hidden_size": 4, "num_attention_heads": 3}
     (tmp_path / "invalid/config.json").write_text(json.dumps(values))
     for path in (folder, tmp_path / "empty", tmp_path / "invalid"):
-        with pytest.raises(ConfigError, match=r"transformers cannot read its config\.json"):
-            target_of(str(path))
+        with pytest.raises(ConfigError, match="transformers cannot read its tokenizer or conf"):
+            Target.open(path)
 
 
 def test_differing_sizes_are_named_with_both_values_and_are_status_1(
@@ -124,7 +124,7 @@ def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_pat
     said = lines(command(tmp_path / "fused", "--target", save_target(tmp_path / "deep")))
     assert "reads layers 2, 5 of the target: vLLM must support EAGLE-3 for its class" in said
     save_target(tmp_path / "shallow", num_hidden_layers=5)
-    [reason] = misfits_of(fused, target_of(str(tmp_path / "shallow")))
+    [reason] = misfits_of(fused, Target.open(tmp_path / "shallow").config)
     assert "layers 2, 5 are asked for, and the target has 5" in reason
     shallow = AutoConfig.from_pretrained(tmp_path / "shallow")
     assert misfits_of(fused, shallow, with_layers=False) == []

@@ -10,6 +10,7 @@ import pytest
 PROGRAM = """
 import sys
 from vllm_redrafter.cli.main import app
+sys.modules["openai"] = None  # not installed
 try:
     app()
 finally:
@@ -23,11 +24,12 @@ TO = ["--output", "out"]
     [
         (["shipped", "smollm2-135m-instruct"], 0, "drafters/smollm2-135m-instruct"),
         (["--version"], 0, f"torch {version('torch')}"),
+        (["chat"], 1, "of vllm-redrafter, run `make setup` or `pip install '.[train]'`"),
         (["inspect", "/no"], 1, "error: drafter '/no': no such folder;"),
-        (["convert", "/no/src", "out"], 1, "error: drafter '/no/src': no such folder;"),
         (["evaluate", "/", "redrafter:no", "--data", "/"], 1, "no drafter 'no' comes with"),
         (["evaluate", "/", "/", "--data", "/", "--spec-tokens", "x"], 1, "--spec-tokens 'x': "),
         (["mlx-serve", "/", "--spec-tokens", "1000"], 2, "'--spec-tokens': "),
+        (["trace", "/", "--html", "/no/a"], 1, "error: --html '/no/a' cannot be written: No such"),
         (["train", "/", "--data", "/no", *TO], 2, "'--data': path '/no' does not exist"),
         (["train", "/", "--data", "/", *TO, "--head", "x"], 2, "'--head': 'x' is not one of"),
         (["make-prompts", "/", *TO, "--num-prompts", "0"], 1, "--num-prompts must be at least 1"),

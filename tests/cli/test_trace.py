@@ -86,7 +86,6 @@ def test_it_opens_on_the_best_step_and_keys_move_to_another(
 @pytest.mark.parametrize(
     ("prompt", "page", "message"),
     [
-        ("Hello", "missing/a.html", r"missing/a\.html' cannot be written: No such file"),
         ("Hello", ".", "cannot be written: Is a directory"),
         ("Hello", "/proc/a.html", r"--html '/proc/a\.html' cannot be written"),
         (" ", "a.html", "--prompt ' '"),

@@ -20,8 +20,7 @@ from vllm_redrafter.checkpoints.speculation import NODES, speculation
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.checkpoints.weight_files import read_weights
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.hub import check_within_reach
+from vllm_redrafter.utils.errors import ConfigError
 
 EXPENSIVE = 0.5
 """A draft that reads this share of what a step of the target does is warned of."""
@@ -83,21 +82,6 @@ def _licence(model: str) -> str | None:
     except (ConfigError, OSError, ValueError):  # out of reach; or no card's header
         return None
     return str(licence) if licence else None
-
-
-def target_of(target: str) -> Any:
-    """A target's transformers configuration, by folder or hub id."""
-    from transformers import AutoConfig
-
-    check_within_reach(target, "target")
-    try:
-        # Explicitly: otherwise it asks, in a terminal, whether to run code of the target's.
-        return AutoConfig.from_pretrained(target, trust_remote_code=False)
-    except Exception as error:  # with odd sizes in the file it may be any: ZeroDivisionError, say
-        raise ConfigError(
-            f"target {target!r}: transformers cannot read its config.json; give a folder in "
-            f"Hugging Face format, or a hub id: {one_line(error) or type(error).__name__}"
-        ) from error
 
 
 def _cost_note(found: _Inspection, target: str, step: int | None) -> str:

@@ -16,6 +16,8 @@ from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 VLLM = f"{IN_CHECKOUT.format('cpu')}, on a GPU cuda"
 """Where a command needs it."""
+OF_TRAINING = ("accelerate", "datasets", "openai", "pyarrow")
+"""What the extra `train` brings."""
 
 
 class _Commands(TyperGroup):
@@ -27,8 +29,13 @@ class _Commands(TyperGroup):
         except typer.BadParameter as error:
             error.message = error.message.replace("Value error, ", "")  # pydantic's word
             raise
-        except (ConfigError, TrainingError) as error:
-            typer.secho(f"error: {error}", fg="red", err=True)
+        except (ConfigError, TrainingError, ModuleNotFoundError) as error:
+            said = str(error)
+            if isinstance(error, ModuleNotFoundError):
+                if error.name not in OF_TRAINING:
+                    raise
+                said += f": {IN_CHECKOUT.format('train')}"
+            typer.secho(f"error: {said}", fg="red", err=True)
             raise typer.Exit(1) from error
 
 
@@ -299,9 +306,10 @@ def _inspect(
     from vllm_redrafter.checkpoints import inspection
     from vllm_redrafter.checkpoints.draft_cost import step_bytes
     from vllm_redrafter.checkpoints.fit import misfits_of
+    from vllm_redrafter.data.target import Target
 
     found = inspection.inspect_checkpoint(drafter)
-    configuration = inspection.target_of(target) if target else None
+    configuration = Target.open(target).config if target else None
     differences = misfits_of(found.checkpoint.head, configuration) if target else []
     step = step_bytes(configuration) if target and not differences else None
     fitting = target if target and not differences else None

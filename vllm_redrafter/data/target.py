@@ -77,7 +77,8 @@ class Target:
 def _read(factory: Any, name: str) -> Any:
     check_within_reach(name, "target")
     try:
-        return factory.from_pretrained(os.path.expanduser(name))
+        # Explicitly: otherwise it asks, in a terminal, whether to run code of the target's.
+        return factory.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
     except Exception as error:  # with odd values in a file it may be any: ZeroDivisionError, say
         raise ConfigError(
             f"target {name!r}: transformers cannot read its tokenizer or configuration; give "

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter trace`: answers and their drafts, written as a page that needs no network."""
 
+from __future__ import annotations
+
 import json
 import platform
 import re
@@ -10,15 +12,15 @@ from datetime import date
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vllm_redrafter.cli.demo.smollm2 import pair_of, prompts_of
-from vllm_redrafter.drafting.recorder import RecordedStep
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
-from vllm_redrafter.utils.processor import fast_dtype
+
+if TYPE_CHECKING:
+    from vllm_redrafter.drafting.recorder import RecordedStep
 
 PLACE = "__TRACE__"
 """Where the template, page.html, wants the data."""
@@ -43,6 +45,9 @@ def trace(
     if empty := [prompt for prompt in prompts if not prompt.strip()]:
         raise ConfigError(f"--prompt {empty[0]!r} has no text; give a question of a word or more")
     typer.echo(f"loading {target}")
+    from vllm_redrafter.cli.demo.smollm2 import pair_of, prompts_of
+    from vllm_redrafter.utils.processor import fast_dtype
+
     opened, speculation = pair_of(target, drafter)
     contexts = prompts_of(opened, prompts)
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
