@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that answer, fail, end or serve something else: the data is one engine's, or an error."""
+"""A server that answers, fails, ends or serves something else: an engine's data, or an error."""
 
 import copy
-import io
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from redrafter_testing.engines import generation_runs
@@ -21,7 +18,7 @@ from redrafter_testing.engines.generation_runs import content
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data import endpoints
 from vllm_redrafter.data.dataset import DatasetInfo
-from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
+from vllm_redrafter.data.endpoints import EndpointEngine, parsed_address
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
@@ -63,32 +60,23 @@ def serve(tokenizer: Any) -> Iterator[Serve]:
 
 
 class Run:
-    """The command, and what it says."""
+    """The command."""
 
     def __init__(self, target: Path, folder: Path) -> None:
-        self.output, self._said = folder / "data", ""
+        self.output = folder / "data"
         rows = [{"messages": [{"role": "user", "content": t} for t in c.turns]} for c in PROMPTS]
         (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
         files = f"--prompts={folder / 'prompts.jsonl'}", f"--output={self.output}"
         self._command = ["generate-data", str(target), *files, "--max-tokens=40", "--shard-size=3"]
 
-    def __call__(self, *servers: FakeServer, options: Sequence[str] = ()) -> None:
+    def __call__(self, server: FakeServer | None, options: Sequence[str] = ()) -> None:
         """ConfigError: it ends with one."""
-        if servers:
-            addresses = ",".join(server.address for server in servers)
-            options = ["--endpoint", addresses, "--in-flight=4"]
+        if server:
+            options = ["--endpoint", server.address, "--in-flight=4"]
         command = [*self._command, *options]
         result = CliRunner().invoke(app, command, env={"COLUMNS": "1000"})
-        self._said += result.stdout
         if result.exit_code:
             raise ConfigError(result.stderr)
-
-    def left_out(self, server: FakeServer) -> str:
-        """Why it is, as it was said once; empty where it is not."""
-        before = f"warning: endpoint {server.address} is left out: "
-        said = [line for line in self._said.splitlines() if line.startswith(before)]
-        assert len(said) < 2
-        return said[0].removeprefix(before) if said else ""
 
 
 @pytest.fixture
@@ -107,49 +95,33 @@ def answers_from(begin: int) -> Callable[[dict[str, Any]], Any]:
     return failure
 
 
-def test_servers_write_what_an_engine_in_this_process_writes(
+def test_a_server_writes_what_an_engine_in_this_process_writes(
     serve: Serve, run: Run, expected: dict[str, bytes]
 ) -> None:
-    servers = [serve(pause=0.01) for _ in range(3)]
-    run(*servers)
+    server = serve(pause=0.01)
+    run(server)
     assert content(run.output) == expected
-    assert all(1 < server.most_at_once <= 4 for server in servers), "in flight, for each server"
-    for body in (body for server in servers for body in server.asked):
+    assert 1 < server.most_at_once <= 4
+    for body in server.asked:
         assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1, 1, 0, 0)
         assert body["repetition_penalty"] == 1 and body["seed"] >= 0
-    assert not any(map(run.left_out, servers))
 
 
-def test_servers_that_fail_or_take_too_long_are_left_out_and_the_others_answer(
-    serve: Serve, run: Run, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoints, "ANSWER_SECONDS", 1.0)
-    steady, failing, dead = serve(), serve(failure=answers_from(4)), serve()
-    slow = serve(failure=lambda body: time.sleep(3))
-    dead.die()
-    run(dead, failing, slow, steady)
-    assert content(run.output) == expected
-    assert re.fullmatch("status 500: .*an assertion failed", run.left_out(failing))
-    assert "Connection error" in run.left_out(dead)
-    assert run.left_out(slow) in ("no answer within 1 s", "Request timed out.")
-    assert not run.left_out(steady)
-
-
-def test_without_any_server_it_ends_with_what_each_of_them_said_and_is_continued(
+def test_a_server_that_fails_ends_the_run_which_is_continued_with_another(
     serve: Serve, run: Run, expected: dict[str, bytes]
 ) -> None:
-    dead, failing = serve(), serve(failure=answers_from(15))
-    dead.die()
-    with pytest.raises(ConfigError, match=r"no endpoint is left: http.*: Conn.*; http.*: status 5"):
-        run(dead, failing)
+    failing = serve(failure=answers_from(15))
+    with pytest.raises(ConfigError, match=r"status 500: .*an assertion failed.*same command again"):
+        run(failing)
     assert 0 < len(DatasetInfo.finished_shards(run.output)) < 7
-    with pytest.raises(ConfigError, match=r"no endpoint is left: http.*same command again"):
-        run(dead)
+    failing.die()
+    with pytest.raises(ConfigError, match=r"endpoint http.*: Connection error"):
+        run(failing)
     run(serve())
     assert content(run.output) == expected
 
 
-AT = r"endpoint http://127\.0\.0\.1:\d+ "
+AT = r"endpoint http://127\.0\.0\.1:\d+:? "
 
 
 def changed(**values: Any) -> dict[str, Any]:
@@ -163,17 +135,19 @@ def changed(**values: Any) -> dict[str, Any]:
             changed(finish_reason="length"),
             r"at \d+ tokens where 40 are .* --generation-config vllm",
         ),
-        (changed(prompt_token_ids=[1]), "no endpoint is left: .*: ValueError.*another prompt than"),
-        (changed(token_ids=None), "no endpoint is left: .* not vLLM's: TypeError"),
-        ({"change": lambda completion: completion.pop("choices")}, "left: .* answer is not vLLM's"),
+        (changed(prompt_token_ids=[1]), f"{AT}.*: ValueError.*another prompt than"),
+        (changed(token_ids=None), f"{AT}.* not vLLM's: TypeError"),
+        ({"change": lambda completion: completion.pop("choices")}, f"{AT}.* answer is not vLLM's"),
         ({"failure": lambda body: (400, "too much")}, f"{AT}refuses a request: .*too much"),
         ({"failure": lambda body: (401, "who?")}, rf"{AT}.*who\?.*its key goes into OPENAI_API_KE"),
-        ({"failure": lambda body: (503, "loading")}, "no endpoint is left: .*status 503: .*loadin"),
+        ({"failure": lambda body: (503, "loading")}, f"{AT}status 503: .*loading"),
+        ({"failure": lambda body: time.sleep(3)}, f"{AT}(no answer within 1 s|Request timed out)"),
     ],
 )
-def test_what_no_server_would_do_better_ends_the_run(
-    serve: Serve, run: Run, values: dict[str, Any], message: str
+def test_what_a_server_does_wrong_ends_the_run_and_is_named(
+    serve: Serve, run: Run, values: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoints, "ANSWER_SECONDS", 1.0)
     with pytest.raises(ConfigError, match=message):
         run(serve(**values))
 
@@ -181,7 +155,7 @@ def test_what_no_server_would_do_better_ends_the_run(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--endpoint=http://a:1", "--dtype=float32"], "--dtype: the servers that --endpoint"),
+        (["--endpoint=http://a:1", "--dtype=float32"], "--dtype: the server that --endpoint"),
         (["--endpoint=nowhere"], "--endpoint nowhere: not the address of a server"),
         (["--served-name=a"], "--served-name: of --endpoint; leave it out"),
     ],
@@ -190,7 +164,7 @@ def test_options_that_would_mean_nothing_are_refused(
     options: list[str], message: str, run: Run
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        run(options=options)
+        run(None, options)
 
 
 @pytest.fixture
@@ -199,11 +173,10 @@ def check(target: Path, serve: Serve) -> Callable[..., str]:
 
     def look(length: int | None = None, served_name: str | None = None, **values: Any) -> str:
         settings = GenerationSettings(SamplingSettings(max_model_len=length))
-        console = Console(file=io.StringIO())
         address, opened = serve(**values).address, Target.open(target)
-        engine = EndpointEngine([address], opened, settings, served_name, console)
+        engine = EndpointEngine(address, opened, settings, served_name)
         engine.close()
-        return engine._servers[0].model
+        return engine.model
 
     return look
 
@@ -237,9 +210,9 @@ def test_another_tokenizer_is_noticed(check: Callable[..., str], tokenizer: Any)
         check(tokenizer=other)
 
 
-def test_each_server_is_there_once_and_without_a_path_of_the_api() -> None:
-    given = "http://a:8000/, http://b:8000/v1/,https://d/prefix/v1,http://a:8000"
-    assert parsed_addresses(given) == ["http://a:8000", "http://b:8000", "https://d/prefix"]
+@pytest.mark.parametrize("given", ["http://a:8000/", "http://a:8000/v1/", "http://a:8000"])
+def test_an_address_loses_the_path_of_the_api_and_others_are_refused(given: str) -> None:
+    assert parsed_address(given) == "http://a:8000"
     for wrong in ("", "localhost:8000", "ftp://a:1", "http://", "http://a:port", "http://a:1?x=1"):
         with pytest.raises(ConfigError, match=r"--endpoint .*: not the address of a server; give"):
-            parsed_addresses(f"http://a:1,{wrong}")
+            parsed_address(wrong)

@@ -15,8 +15,8 @@ from vllm_redrafter.utils.errors import ConfigError
 if TYPE_CHECKING:
     from vllm_redrafter.data.target import Target
 
-OF_THE_SERVERS = ("dtype", "tensor_parallel_size", "engine_args")
-"""Options that mean nothing with --endpoint: the servers were started with them."""
+OF_THE_SERVER = ("dtype", "tensor_parallel_size", "engine_args")
+"""Options that mean nothing with --endpoint: the server was started with them."""
 
 
 def make_prompts(
@@ -62,16 +62,16 @@ def generate_data(
         str | None, typer.Option(help="Split of a hub dataset.", show_default="train")
     ] = None,
     endpoint: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
-            metavar="URL[,URL...]",
-            help="Let these running servers of vllm serve answer, such as http://localhost:8000.",
+            metavar="URL",
+            help="Let this running server of vllm serve answer, such as http://localhost:8000.",
         ),
     ] = None,
     served_name: Annotated[
         str | None,
         typer.Option(
-            help="With --endpoint: the name that the servers give the target.",
+            help="With --endpoint: the name that the server gives the target.",
             show_default="that of TARGET",
         ),
     ] = None,
@@ -86,19 +86,18 @@ def generate_data(
 
     from vllm_redrafter.data.prompts import read_prompts
 
-    for option in OF_THE_SERVERS if endpoint else ("served_name",):
+    for option in OF_THE_SERVER if endpoint else ("served_name",):
         if is_given(context, option):
             name = option.replace("_", "-")
-            reason = "the servers that --endpoint gives decide it" if endpoint else "of --endpoint"
+            reason = "the server that --endpoint gives decides it" if endpoint else "of --endpoint"
             raise ConfigError(f"--{name}: {reason}; leave it out")
     console = Console()
 
     def start(target: Target, settings: GenerationSettings) -> Any:
         if endpoint:
-            from vllm_redrafter.data.endpoints import EndpointEngine, parsed_addresses
+            from vllm_redrafter.data.endpoints import EndpointEngine, parsed_address
 
-            addresses = parsed_addresses(",".join(endpoint))
-            return EndpointEngine(addresses, target, settings, served_name, console)
+            return EndpointEngine(parsed_address(endpoint), target, settings, served_name)
         console.print(f"starting the engine with {target.name}", markup=False)
         return _start_vllm(target, settings)
 

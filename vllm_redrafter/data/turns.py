@@ -45,9 +45,8 @@ class TargetEngine(Protocol):
     max_model_len: int
     """The most tokens of a prompt and its answer together."""
 
-    @property
-    def in_flight(self) -> int:
-        """How many conversations it works on at once; may change."""
+    in_flight: int
+    """How many conversations it works on at once."""
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         """Yield answers as they are finished, until `waiting` is empty and no turn is in flight.

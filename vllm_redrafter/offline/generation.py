@@ -77,17 +77,13 @@ class OfflineEngine:
     """The target in vLLM: a `TargetEngine`; ConfigError where it cannot start."""
 
     def __init__(self, target: Target, settings: GenerationSettings) -> None:
-        self._settings = settings
+        self._settings, self.in_flight = settings, settings.in_flight
         arguments = engine_arguments(target.name, settings)
         self._llm = start_llm(target.name, ends_with_this_process=True, **arguments)
         model = self._llm.llm_engine.model_config
         self.max_model_len = int(model.max_model_len)
         # How to make it faster, where vLLM computes on the processor and could be.
         self.advice = advice_on(model.dtype) if current_platform.is_cpu() else None
-
-    @property
-    def in_flight(self) -> int:
-        return self._settings.in_flight
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         def next_request() -> EngineRequest | None:

@@ -150,7 +150,7 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
     said = Console(file=io.StringIO())
 
     def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
-        return EndpointEngine([address], target, settings, None, said)
+        return EndpointEngine(address, target, settings, None)
 
     generate_data(str(folder), prompts, tmp_path / "data", start, settings, said)
     _, data = read_dataset(tmp_path / "data")
