@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said, shown and remembered."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from rich.console import Console
 
 from redrafter_testing.engines import server
 from redrafter_testing.engines.fake_chat import FakeClient, Typed, chunk
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
+from vllm_redrafter.cli.chat import conversation
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.chat.conversation import Conversation, chat
 from vllm_redrafter.utils.errors import ConfigError
@@ -21,17 +24,21 @@ SENT = httpx.Request("POST", "http://server")
 
 
 @pytest.mark.engine
-def test_a_servers_accepted_tokens_are_tinted(tmp_path: Path) -> None:
+def test_a_servers_accepted_tokens_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, drafter = make_reciting_pair(tmp_path)
     console = Typed(["names"])
+    monkeypatch.setattr("builtins.input", console.input)
     speculation = {"target": str(target), "num_speculative_tokens": 4, "adaptive": False}
     arguments = ["--speculative-config", json.dumps(speculation), "--dtype", "float32"]
     command = ["-m", "vllm_redrafter", "serve", str(drafter)]
     with server.started([*command, *arguments, "--enforce-eager"]) as url:
         chat(url, None, ChatSettings(temperature=0.0, max_tokens=100), console)
     shown = console.shown()
+    assert f"{drafter} at {url}; " in shown and "/help" in shown
     assert ANSWERS["names"] in re.sub(r"\x1b\[[\d;]+m", "", shown)
-    assert re.search(r"\x1b\[32m.+\x1b\[0m.* per step", shown, re.DOTALL)
+    assert re.search(r"\x1b\[4;32m.+\x1b\[0m.* per step", shown, re.DOTALL)
 
 
 def test_a_url_without_a_server_is_refused() -> None:
@@ -53,20 +60,27 @@ def contents(client: FakeClient, number: int) -> list[str]:
     return [message["content"] for message in client.asked[number]["messages"]]
 
 
-def tinted(shown: str) -> list[str]:
-    return re.findall(r"\x1b\[32m(.*?)\x1b\[0m", shown)
+def marked(shown: str) -> list[str]:
+    return re.findall(r"\x1b\[4;32m(.*?)\x1b\[0m", shown)
 
 
-def test_accepted_tokens_alone_are_tinted_and_rates_leave_the_prompts_step_out() -> None:
+def test_accepted_tokens_alone_are_marked_and_rates_leave_the_prompts_step_out() -> None:
     client, shown = talk([[["val"], ["ue", " list", " name"], ["s"]]], "hello")
-    assert tinted(shown) == ["ue list"]
-    assert "value list names" in re.sub(r"\x1b\[\d+m", "", shown)
-    assert re.search(r"5 tokens, [\d.]+ per second, 2.00 per step", shown)
+    assert marked(shown) == ["ue list"]
+    assert "value list names" in re.sub(r"\x1b\[[\d;]+m", "", shown)
+    assert re.search(r"5 tokens in [\d.]+ s, [\d.]+ per second, 2.00 per step", shown)
     assert client.closed == 1
     step = chunk(" list", [" list", "\ufffd"])  # a character that the next step completes
-    assert tinted(talk([[["value"], step, chunk("€", ["€"])]], "hello")[1]) == [" list"]
+    assert marked(talk([[["value"], step, chunk("€", ["€"])]], "hello")[1]) == [" list"]
     _, shown = talk([[chunk("value"), chunk(" list")]], "hello")  # without a drafter
-    assert not tinted(shown) and re.search(r"2 tokens, [\d.]+ per second\x1b", shown)
+    assert not marked(shown) and re.search(r"2 tokens in [\d.]+ s, [\d.]+ per second\x1b", shown)
+    in_a_file = Console(file=io.StringIO())
+    assert str(conversation.marked("ue list", in_a_file)) == "[ue list]"
+
+
+def test_help_is_given_here_and_no_message() -> None:
+    client, shown = talk([], "/help")
+    assert "/new forgets it" in shown and not client.asked
 
 
 def test_an_answer_goes_into_the_next_messages_context_until_new_forgets_it() -> None:

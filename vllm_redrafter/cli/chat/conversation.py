@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to an OpenAI-compatible server, and its answers with the drafted tokens tinted."""
+"""Messages to an OpenAI-compatible server, and its answers with the drafted tokens marked."""
 
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from openai import APIError, APIStatusError, OpenAI
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.data.conversation_rows import unpaired_surrogate
 from vllm_redrafter.utils.errors import ConfigError
 
-DRAFTED = "green"
-"""The colour of tokens that were drafted and accepted."""
-NEW = "/new"
-"""Typed instead of a message: forget the conversation."""
+DRAFTED = "green underline"
+"""The style of tokens that were drafted and accepted."""
+NEW, HELP = "/new", "/help"
+"""Typed instead of a message: forget the conversation, and say what can be typed."""
+COMMANDS = f"Ctrl-C stops an answer, Ctrl-D ends the chat; {NEW} forgets it, {HELP} repeats this"
+
+
+def marked(text: str, console: Console) -> Text:
+    """Text that was drafted and accepted: underlined, or in brackets where nothing can be."""
+    return Text(text, DRAFTED) if console.color_system or not text else Text(f"[{text}]")
 
 
 def chat(
@@ -37,24 +45,16 @@ def chat(
                 f"no server at {url!r} says what it serves ({error}): start `vllm serve` and name "
                 "its address with --url"
             ) from error
-        console.print(
-            f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} forgets the conversation; "
-            f"[{DRAFTED}]this colour[/] was drafted and accepted",
-            style="dim",
-        )
-        conversation = Conversation(client, model, settings, console)
-        conversation.converse(lambda: console.input("[bold]> [/]"))
+        legend = marked("tokens like these", console)
+        console.print(Text.assemble(f"{model} at {url}; ", legend, " were drafted and accepted"))
+        console.print(COMMANDS, style="dim")
+        with suppress(ImportError):
+            import readline  # noqa: F401  # input() then edits lines
+        Conversation(client, model, settings, console).converse(lambda: input("> "))
 
 
 class Conversation:
-    """Messages, and how the next one is answered.
-
-    Args:
-        client: of the openai package.
-        model: its name at the server.
-        settings: how answers are drawn.
-        console: where they are shown.
-    """
+    """Messages, and how the next is answered: by this model of a server, the openai `client`'s."""
 
     def __init__(self, client: Any, model: str, settings: ChatSettings, console: Console) -> None:
         self._client, self._model = client, model
@@ -73,14 +73,15 @@ class Conversation:
                 if message == NEW:
                     self._forget()
                     self._console.print("the conversation is forgotten", style="dim")
+                elif message == HELP:
+                    self._console.print(COMMANDS, style="dim")
                 elif message:
                     self._answer(message)
             except EOFError:
                 self._console.print()
                 return
             except KeyboardInterrupt:
-                advice = f"\nCtrl-D ends the chat, {NEW} begins another one"
-                self._console.print(advice, style="dim")
+                self._console.print(f"\n{COMMANDS}", style="dim")
 
     def _forget(self) -> None:
         system = self._settings.system_prompt
@@ -92,11 +93,15 @@ class Conversation:
             self._refuse(f"{half} is half of a character")
             return
         given, question = _Answer(), {"role": "user", "content": message}
+        waiting = Live(get_renderable=given.waited, console=self._console, transient=True)
         try:
-            with self._stream([*self.messages, question]) as chunks:
+            with waiting, self._stream([*self.messages, question]) as chunks:
                 for chunk in chunks:
+                    waiting.stop()
                     for choice in chunk.choices:
-                        self._console.print(given.add(choice), end="", soft_wrap=True)
+                        drafted, own = given.add(choice)
+                        text = Text.assemble(marked(drafted, self._console), own)
+                        self._console.print(text, end="", soft_wrap=True)
         except KeyboardInterrupt:
             self._console.print(" …", style="dim", end="")
         except APIStatusError as error:
@@ -127,11 +132,16 @@ class _Answer:
 
     def __init__(self) -> None:
         self.text = ""
+        self._asked = time.perf_counter()
         self._sizes: list[int] = []
         self._times: list[float] = []
 
-    def add(self, choice: Any) -> Text:
-        """A streamed chunk's text: vLLM sends a chunk per step, with all of the step's tokens."""
+    def waited(self) -> Text:
+        """For how long."""
+        return Text(f"{time.perf_counter() - self._asked:.0f} s", "dim")
+
+    def add(self, choice: Any) -> tuple[str, str]:
+        """A streamed chunk's drafted text and the target's own: vLLM sends a chunk per step."""
         text = choice.delta.content or ""
         tokens = (choice.logprobs and choice.logprobs.content) or []
         if text or tokens:
@@ -140,13 +150,12 @@ class _Answer:
         self.text += text
         # The last token is the target's own. It is no suffix where it ends within a character.
         drafted = text.removesuffix(tokens[-1].token) if len(tokens) > 1 else ""
-        return Text.assemble((drafted, DRAFTED), text[len(drafted) :])
+        return drafted, text[len(drafted) :]
 
     def rates(self) -> str:
         """Tokens per second and step, without the first step, which is the prompt's."""
         tokens, steps = sum(self._sizes[1:]), len(self._sizes) - 1
         seconds = self._times[-1] - self._times[0] if self._times else 0.0
-        if seconds <= 0:
-            return f"{sum(self._sizes)} tokens"
-        per_step = f", {tokens / steps:.2f} per step" if tokens > steps else ""
-        return f"{sum(self._sizes)} tokens, {tokens / seconds:.1f} per second{per_step}"
+        took = f"{sum(self._sizes)} tokens in {time.perf_counter() - self._asked:.1f} s"
+        rate = f", {tokens / seconds:.1f} per second" if seconds else ""
+        return took + rate + (f", {tokens / steps:.2f} per step" if tokens > steps else "")
