@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -232,7 +233,11 @@ def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_p
 
 def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
-    job = Job(str(target), None, "float32", [Round(prompts, 12, 2)])
-    (decoded,) = decode_in_vllm(tmp_path, job)
+    asked = Round(prompts, 1, 2, candidates=3)
+    decoded, told = decode_in_vllm(
+        tmp_path, Job(str(target), None, "float32", [Round(prompts, 12, 2), asked])
+    )
     expected = written_by(target, prompts, 12)
     assert decoded.answers == [[[token] for token in answer] for answer in expected]
+    best = [max(each, key=itemgetter(1))[0] for each in told.candidates]
+    assert best == [answer[0] for answer in expected]

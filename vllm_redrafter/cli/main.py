@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: commands import what they need when they run, so that `--help` is quick."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,6 +74,8 @@ def _demo(
     the drafter that comes with this package. Needs no GPU, and a few minutes. The target and logs
     are kept in vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache.
     """
+    # Asked when tqdm is imported: bars of others, in a log too.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.utils.files import user_cache
 
@@ -137,7 +140,7 @@ def _chat(
         str | None, typer.Option(help="Its name at that server.", show_default="the server's first")
     ] = None,
 ) -> None:
-    """Talk to a server in the terminal, with the tokens tinted that were drafted."""
+    """Talk to a server in the terminal, with the tokens marked that were drafted."""
     from vllm_redrafter.cli.chat.conversation import chat
 
     chat(url, model, settings)

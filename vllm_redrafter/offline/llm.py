@@ -152,3 +152,14 @@ def decode_all(
             if tokens:
                 steps[int(output.request_id)].append(tokens)
     return steps
+
+
+def next_tokens(
+    llm: LLM, prompts: Sequence[list[int]], number: int
+) -> list[list[tuple[int, float]]]:
+    """Per prompt, so many of the most probable next tokens, with their log-probabilities."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=number, detokenize=False)
+    asked: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs: Any = llm.generate(asked, params, use_tqdm=False)
+    first = (output.outputs[0].logprobs[0] for output in outputs)
+    return [[(token, found.logprob) for token, found in each.items()] for each in first]

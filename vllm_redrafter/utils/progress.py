@@ -19,20 +19,14 @@ SECONDS_PER_LINE = 60.0
 
 
 class _LoggedProgress(Progress):
-    """A bar on a terminal; elsewhere `update` prints a line every minute."""
-
-    _said = 0.0
-
-    def start(self) -> None:
-        super().start()
-        self._said = monotonic()
+    """A bar on a terminal; elsewhere `update` prints a line, and one every minute from then on."""
 
     def update(self, task_id: TaskID, *args: Any, **kwargs: Any) -> None:
         super().update(task_id, *args, **kwargs)
-        if self.console.is_terminal or self.disable or monotonic() - self._said < SECONDS_PER_LINE:
+        task, now = self._tasks[task_id], monotonic()
+        if self.console.is_terminal or self.disable or now < task.fields.get("due", now):
             return
-        self._said = monotonic()
-        task = self._tasks[task_id]
+        task.fields["due"] = now + SECONDS_PER_LINE
         total = "" if task.total is None else f" of {task.total:.0f}"
         status = task.fields["status"]
         line = f"{task.description}: {task.completed:.0f}{total}{status and f', {status}'}"

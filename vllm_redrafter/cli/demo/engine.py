@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,15 @@ MAX_MODEL_LEN = 512
 
 @dataclass(frozen=True)
 class Round:
-    """Prompts (token ids) to decode greedily, `in_flight` of them at once."""
+    """Prompts (token ids) to decode greedily, `in_flight` of them at once.
+
+    With `candidates`, so many of each prompt's most probable next tokens are told instead.
+    """
 
     prompts: list[list[int]]
     max_tokens: int
     in_flight: int
+    candidates: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,12 @@ class Decoded:
     """A round's seconds, prefills included, and per prompt and engine step the tokens it output.
 
     The last token of a step is the target's own; those before it were drafted and accepted.
+    Candidates are pairs of a token and its log-probability, per prompt.
     """
 
     seconds: float
     answers: list[list[list[int]]]
+    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 def decode_in_vllm(folder: Path, job: Job) -> Iterator[Decoded]:
@@ -99,7 +105,7 @@ def _main() -> None:
     # Results alone go to standard output: what others print goes where errors go.
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    from vllm_redrafter.offline.llm import decode_all, start_llm
+    from vllm_redrafter.offline.llm import decode_all, next_tokens, start_llm
 
     llm = start_llm(
         job.target,
@@ -116,8 +122,11 @@ def _main() -> None:
     )
     for each in job.rounds:
         started = time.perf_counter()
-        answers = decode_all(llm.llm_engine, each.prompts, each.max_tokens, each.in_flight)
-        decoded = Decoded(time.perf_counter() - started, answers)
+        if each.candidates:
+            decoded = Decoded(0.0, [], next_tokens(llm, each.prompts, each.candidates))
+        else:
+            answers = decode_all(llm.llm_engine, each.prompts, each.max_tokens, each.in_flight)
+            decoded = Decoded(time.perf_counter() - started, answers)
         print(json.dumps(asdict(decoded)), file=output)
 
 
