@@ -307,17 +307,19 @@ def _inspect(
     from rich.console import Console
 
     from vllm_redrafter.checkpoints import inspection
+
+    found = inspection.inspect_checkpoint(drafter)
+    if target is None:
+        inspection.print_inspection(Console(), found, verbose=verbose)
+        return
     from vllm_redrafter.checkpoints.draft_cost import step_bytes
     from vllm_redrafter.checkpoints.fit import misfits_of
     from vllm_redrafter.data.target import Target
 
-    found = inspection.inspect_checkpoint(drafter)
-    configuration = Target.open(target).config if target else None
-    differences = misfits_of(found.checkpoint.head, configuration) if target else []
-    step = step_bytes(configuration) if target and not differences else None
-    fitting = target if target and not differences else None
-    inspection.print_inspection(Console(), found, fitting, step, verbose)
-    if differences:
+    configuration = Target.open(target).config
+    if differences := misfits_of(found.checkpoint.head, configuration):
+        inspection.print_inspection(Console(), found, verbose=verbose)
         raise ConfigError(f"the drafter does not fit {target!r}: {'; '.join(differences)}")
-    if target:
-        typer.echo(f"the drafter fits {target}")
+    step = step_bytes(configuration)
+    inspection.print_inspection(Console(), found, target, step, verbose)
+    typer.echo(f"the drafter fits {target}")
