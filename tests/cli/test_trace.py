@@ -34,7 +34,11 @@ PAGE = page({"target": "<b id=target>"}, [STEPS[0], *STEPS], [ANSWER])
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 OPTIONS += [f"--disable-{what}" for what in ("background-networking", "component-update", "sync")]
 DRIVER = """<script>
-for (const key of %s) dispatchEvent(new KeyboardEvent("keydown", { key }));
+const bars = document.getElementById("timeline"), { left, width } = bars.getBoundingClientRect();
+const click = new PointerEvent("pointerdown", { clientX: left + 0.9 * width });
+for (const key of %s)
+  if (key === "click") bars.dispatchEvent(click);
+  else dispatchEvent(new KeyboardEvent("keydown", { key }));
 </script></html>"""
 
 
@@ -68,9 +72,10 @@ def test_the_data_cannot_end_its_script_and_nothing_is_asked_of_the_network() ->
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize(
-    ("keys", "step"), [([], 1), (["ArrowRight"], 2), (["End", "Home"], 0), (["Home", "b"], 1)]
+    ("keys", "step"),
+    [([], 1), (["ArrowRight"], 2), (["End", "Home"], 0), (["click", "b"], 1), (["click"], 2)],
 )
-def test_it_opens_on_the_best_step_and_keys_move_to_another(
+def test_it_opens_on_the_best_step_and_keys_and_bars_lead_to_another(
     keys: list[str], step: int, tmp_path: Path
 ) -> None:
     document = drawn(tmp_path, keys)
