@@ -75,7 +75,7 @@ def test_accepted_tokens_alone_are_marked_and_rates_leave_the_prompts_step_out()
     _, shown = talk([[chunk("value"), chunk(" list")]], "hello")  # without a drafter
     assert not marked(shown) and re.search(r"2 tokens in [\d.]+ s, [\d.]+ per second\x1b", shown)
     in_a_file = Console(file=io.StringIO())
-    assert str(conversation.marked("ue list", in_a_file)) == "[ue list]"
+    assert str(conversation.marked("ue list", in_a_file)) == "‹ue list›"
 
 
 def test_help_is_given_here_and_no_message() -> None:

@@ -25,7 +25,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 WORDS = ["<unk>", "<end>", "so", "it", "is", "[user]", "[answer]"]
 TEMPLATE = "[user] {{ messages[0]['content'] }} [answer]"
-NEAR_TIE = r"4 of 4: 3 equal, 1 part at a near-tie \(at most 0.12 apart\)"
+NEAR_TIE = r"4 of 4: 3 equal, 1 parting at a near-tie \(at most 0.125 apart\)"
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_demo_compares_and_shows_all_answers(engine: Engine, target: Path) -
     assert output.count("1.50×") == output.count("2.00") == 3
     for total in (len(PROMPTS), 12, 24):
         assert f"{total} of {total}: {total} equal" in output
-    said = "equal to plain vLLM's; 1 of its 3 tokens were drafted, in 2 target steps"
+    said = "1 of its 3 tokens were drafted, in 2 target steps; equal to plain vLLM"
     assert output.count(said) == output.count("so\x1b[4;32m it\x1b[0m is") == len(PROMPTS)
     assert all(question in output for question in PROMPTS)
     assert str(target.with_name("cache")) in output
@@ -97,10 +97,10 @@ def test_the_demo_compares_and_shows_all_answers(engine: Engine, target: Path) -
     [
         # Behind the first difference the texts are different, and nothing can be compared.
         (torch.bfloat16, [[2], [5, 5]], [(5, -1.0), (3, -1.125)], NEAR_TIE),
-        (torch.bfloat16, [[2], [5, 5]], [(5, -1.0), (3, -1.5)], "FAULT: 1 of 4 .* 0.50 apart"),
+        (torch.bfloat16, [[2], [5, 5]], [(5, -1.0), (3, -1.5)], "FAULT: 1 of 4 .* 0.5 apart"),
         (torch.bfloat16, [[2], [5]], [(3, -1.0), (6, -1.0)], "FAULT: 1 of 4 .* inf apart"),
         (torch.bfloat16, [[2]], [(3, -1.0), (1, -1.5)], "FAULT: 1 of 4 .* inf apart"),
-        (torch.float32, [[2], [5, 5]], [(5, -1.0), (3, -1.125)], "FAULT: 1 of 4 .* 0.12 apart"),
+        (torch.float32, [[2], [5, 5]], [(5, -1.0), (3, -1.125)], "FAULT: 1 of 4 .* 0.125 apart"),
     ],
 )
 def test_an_answer_that_parts_is_a_near_tie_by_plain_vllms_log_probabilities_or_a_fault(
@@ -119,7 +119,7 @@ def test_an_answer_that_parts_is_a_near_tie_by_plain_vllms_log_probabilities_or_
     with refused if "FAULT" in verdict else nullcontext():
         show(console, target)
     assert re.search(verdict, console.shown())
-    assert "parts from plain vLLM's at token 2, where" in console.shown()
+    assert "parts from plain vLLM at token 2, where" in console.shown()
     config, (asked,) = engine.jobs[1].speculative_config, engine.jobs[2].rounds
     assert config is not None and config["num_speculative_tokens"] == 12
     assert [prompt[-2:] for prompt in asked.prompts] == [[6, 2]] * 3

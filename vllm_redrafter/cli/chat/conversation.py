@@ -24,8 +24,8 @@ COMMANDS = f"Ctrl-C stops an answer, Ctrl-D ends the chat; {NEW} forgets it, {HE
 
 
 def marked(text: str, console: Console) -> Text:
-    """Text that was drafted and accepted: underlined, or in brackets where nothing can be."""
-    return Text(text, DRAFTED) if console.color_system or not text else Text(f"[{text}]")
+    """Text that was drafted and accepted: underlined, or ‹like this› where nothing can be."""
+    return Text(text, DRAFTED) if console.color_system or not text else Text(f"‹{text}›")
 
 
 def chat(

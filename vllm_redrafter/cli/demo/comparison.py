@@ -29,7 +29,7 @@ class Parting:
     candidates: Sequence[tuple[int, float]] = ()
 
     def __str__(self) -> str:
-        return f"token {self.number}, where its two best differ by {self.apart:.2f}"
+        return f"token {self.number}, where its two best differ by {self.apart:.3g}"
 
     @property
     def apart(self) -> float:
@@ -50,6 +50,7 @@ def verdict(partings: Sequence[Parting | None], near: float) -> str:
     """How many answers are plain vLLM's, in words; "FAULT" if one parts at no near-tie."""
     total, apart = len(partings), [each.apart for each in partings if each is not None]
     if faults := [each for each in apart if each > near]:
-        return f"FAULT: {len(faults)} of {total} part at no near-tie, up to {max(faults):.2f} apart"
-    ties = f", {len(apart)} part at a near-tie (at most {max(apart):.2f} apart)" if apart else ""
+        far = f"up to {max(faults):.3g} apart"
+        return f"FAULT: {len(faults)} of {total} parting at no near-tie ({far})"
+    ties = f", {len(apart)} parting at a near-tie (at most {max(apart):.3g} apart)" if apart else ""
     return f"{total} of {total}: {total - len(apart)} equal{ties}"

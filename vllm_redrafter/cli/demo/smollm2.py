@@ -89,11 +89,13 @@ def run_demo(
         asked = replace(job, rounds=[Round(points, 1, LEVELS[-1], CANDIDATES)])
         [decoded] = _decoded(folder, asked, "without ReDrafter, where answers part", console)
         told = iter(decoded.candidates)
-        for level in partings:
-            level[:] = [each and replace(each, candidates=next(told)) for each in level]
+        for of_level in partings:
+            of_level[:] = [each and replace(each, candidates=next(told)) for each in of_level]
 
-    verdicts = [verdict(level, near) for level in partings]
-    _print_comparison(console, dtype, plain, drafted, verdicts)
+    _print_comparison(console, dtype, plain, drafted)
+    console.print("Answers, beside plain vLLM's:")
+    for level, of_level in zip(LEVELS, partings, strict=True):
+        console.print(f"{level:2} at once: {verdict(of_level, near)}", highlight=False)
     if points:
         console.print(WHY_NEAR_TIES.format(dtype=dtype, near=near))
     legend = marked("tokens like these", console)
@@ -159,13 +161,11 @@ def _print_comparison(
     dtype: str,
     plain: Sequence[Decoded],
     drafted: Sequence[Decoded],
-    verdicts: Sequence[str],
 ) -> None:
     table = Table(title=f"Greedy decoding in vLLM, {dtype}, tokens per second")
     for column in ("requests at once", "plain", "ReDrafter", "speed-up", "tokens per target step"):
         table.add_column(column, justify="right")
-    table.add_column("answers beside plain vLLM's")
-    for level, before, after, equal in zip(LEVELS, plain, drafted, verdicts, strict=True):
+    for level, before, after in zip(LEVELS, plain, drafted, strict=True):
         rates = [sum(map(len, chain(*each.answers))) / each.seconds for each in (before, after)]
         # The first step of an answer is its prompt's.
         sizes = [len(step) for answer in after.answers for step in answer[1:]]
@@ -174,7 +174,6 @@ def _print_comparison(
             *(f"{rate:.0f}" for rate in rates),
             f"{rates[1] / rates[0]:.2f}×",
             f"{sum(sizes) / len(sizes):.2f}" if sizes else "–",
-            equal,
         )
     console.print(table)
 
