@@ -60,10 +60,11 @@ def time_sizes(
             break
         for size in measured:
             measured[size] = min(measured[size], timed(size))
-    return list(measured.items())
+    return sorted(measured.items())
 
 
 def _sizes(max_size: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24...: two to an octave."""
+    """1, 16, 2, 3, 4, 6, 8, 12...: two to an octave. Of 1 and 2 alone no slope can be told."""
     sizes = sorted({1, *(2**k for k in range(13)), *(3 * 2**k for k in range(12))})
-    return [*(size for size in sizes if size < max_size), max_size]
+    ascending = [*(size for size in sizes if size < max_size), max_size]
+    return [*dict.fromkeys([1, min(16, max_size), *ascending])]
