@@ -8,6 +8,7 @@ import pytest
 
 from redrafter_testing.algorithm.budgets import CONFIG, machine
 from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.budget.costs import MEMORY, PLAIN, TREES
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.drafting.drafting import Drafting
 from vllm_redrafter.drafting.proposer import Proposer
@@ -68,3 +69,13 @@ def test_nothing_is_settled_for_another_step(requests: list[str], max_nodes: int
     asked(made, ["a", "b"])
     assert not made.skips_draft(requests, max_nodes)
     assert planner.passed == 0
+
+
+def test_steps_are_counted_beside_plain_ones_where_these_were_timed_of_as_many_requests() -> None:
+    made, planner = drafting()
+    for _ in range(MEMORY):
+        planner.times.stepped(PLAIN, 2, 2, 0.2, explores=True)
+    made.record_step_time((TREES, 8, 24), 20, 0.7, 0.1)
+    assert made.stats == StepStats()
+    made.record_step_time((TREES, 2, 6), 5, 0.4, 0.1)
+    assert made.stats == StepStats(decoding_seconds=0.4, plain_seconds=pytest.approx(0.2 * 5 / 2))

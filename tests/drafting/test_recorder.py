@@ -46,6 +46,6 @@ def test_steps_have_the_nodes_of_their_drafts_what_became_of_them_and_their_outp
     assert {node.token for node in nodes if node.accepted} == {ROOT, 2, 3}
     # A draft belongs to one step alone.
     recorder.stepped([7])
-    assert [step.output_tokens for step in recorder.steps] == [[ROOT], [2, 3, 7], [7]]
+    came = [(step.output_tokens, step.expected_tokens) for step in recorder.steps]
+    assert came == [([ROOT], 1.0), ([2, 3, 7], 2.5), ([7], 1.0)]
     assert recorder.steps[-1].nodes == []
-    assert [step.expected_tokens for step in recorder.steps] == [1.0, 2.5, 1.0]

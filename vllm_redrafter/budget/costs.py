@@ -152,6 +152,11 @@ class StepTimes:
         more = self._correction(kind, requests)
         return self._verify + more if more > 0 else self._verify * (1.0 + more)
 
+    def plain_seconds(self, requests: int) -> float:
+        """Of a plain step at present; 0 where none of about so many requests was ever timed."""
+        timed = (PLAIN, bucket(requests)) in self._samples
+        return timed * self.pace * float(self.step_seconds(PLAIN, requests)[requests])
+
     def draft_seconds(self, shape: SearchShape, requests: int) -> float:
         """D of this search."""
         usual = self.table.draft_seconds(requests, *shape)

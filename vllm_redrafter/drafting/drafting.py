@@ -102,13 +102,19 @@ class Drafting:
         if self.planner is not None and self._draft.explored.size:
             self.planner.drafted(self._draft.explored, self._sampled, seconds)
 
-    def record_step_time(self, kind: int, requests: int, rows: int, seconds: float) -> None:
-        """Learn a step's time, its draft's left out and vLLM's part included.
+    def record_step_time(
+        self, step: tuple[int, int, int], tokens: int, seconds: float, draft_seconds: float
+    ) -> None:
+        """Learn and count a step's time, with vLLM's part and its draft's `draft_seconds`.
 
-        The kind is PLAIN, CHAINS or TREES; all rows are of nodes, none of a prompt.
+        The step is its kind (PLAIN, CHAINS or TREES), requests, and rows, none of them of a prompt.
         """
-        if self.planner is not None:
-            self.planner.stepped(kind, requests, rows, seconds)
+        if self.planner is None:
+            return
+        self.planner.stepped(*step, seconds - draft_seconds)
+        if plain_seconds := self.planner.times.plain_seconds(requests := step[1]):
+            self.stats.decoding_seconds += seconds
+            self.stats.plain_seconds += tokens / requests * plain_seconds
 
     def observe(
         self, request_ids: Sequence[str], sampled: Flags, tree: TokenTree, accepted: AcceptedPath

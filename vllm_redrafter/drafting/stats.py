@@ -22,6 +22,7 @@ class StepStats:
         matched_tokens, accepted_matched_tokens: verified nodes that continue the request's own
             text; earlier_tokens, accepted_earlier_tokens: an earlier answer.
         undrafted_steps: engine steps after which nothing was drafted.
+        decoding_seconds, plain_seconds: of steps without prompts, and what plain ones would take.
         draft: seconds in beam search and tree building.
         forward: seconds in the target's forward pass, tree attention included.
         attention: seconds in tree attention.
@@ -39,6 +40,8 @@ class StepStats:
     earlier_tokens: int = 0
     accepted_earlier_tokens: int = 0
     undrafted_steps: int = 0
+    decoding_seconds: float = 0.0
+    plain_seconds: float = 0.0
     draft: float = 0.0
     forward: float = 0.0
     attention: float = 0.0

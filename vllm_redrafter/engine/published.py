@@ -40,6 +40,8 @@ class Counters(NamedTuple):
     accepted_matched_tokens: float = 0.0
     earlier_tokens: float = 0.0
     accepted_earlier_tokens: float = 0.0
+    decoding_seconds: float = 0.0
+    plain_seconds: float = 0.0
 
     @classmethod
     def of(cls, stats: StepStats) -> Counters:

@@ -28,6 +28,8 @@ redrafter:matched_nodes Tree nodes verified that continue the request's own text
 redrafter:accepted_matched_nodes Those of them that were accepted.
 redrafter:earlier_nodes Tree nodes verified that continue as an earlier answer did.
 redrafter:accepted_earlier_nodes Those of them that were accepted.
+redrafter:decoding_seconds Steps without prompts, where plain ones of as many requests were timed.
+redrafter:plain_seconds What plain steps would have taken for the same tokens: an estimate.
 """.strip().splitlines()
 
 
@@ -89,6 +91,8 @@ def _described(counters: Counters) -> str:
         if matched:
             share = 100 * accepted / matched
             parts.append(f"{share:.0f} % of {matched:.0f} nodes found in {where} accepted")
+    if seconds := counters.decoding_seconds:
+        parts.append(f"{counters.plain_seconds / seconds:.2f} times plain's speed (estimated)")
     return ", ".join(parts)
 
 

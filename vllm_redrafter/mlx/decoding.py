@@ -118,7 +118,7 @@ class Decoder:
             following = self._runner.begin_plain(token) if goes_on else None
             self._append([cast(int, token.item())])
             self._stats.undrafted_steps += 1
-            self._drafting.record_step_time(PLAIN, 1, 1, perf_counter() - started)
+            self._drafting.record_step_time((PLAIN, 1, 1), 1, perf_counter() - started, 0.0)
             yield Token(self._root, logprobs, False)
             started = perf_counter()
 
@@ -140,7 +140,7 @@ class Decoder:
         if self._tree is not None:
             self._drafting.record_draft_time(draft)
         if kind != PLAIN:  # a step without a tree that drafts is no plain step either
-            self._drafting.record_step_time(kind, 1, rows, seconds - draft)
+            self._drafting.record_step_time((kind, 1, rows), len(step.tokens), seconds, draft)
         return [
             Token(token, step.logprobs[node], at + 1 < len(step.path))
             for at, (token, node) in enumerate(zip(step.tokens, step.path, strict=True))

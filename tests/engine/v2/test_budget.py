@@ -112,9 +112,15 @@ def test_a_drafter_that_becomes_good_is_used(budget: TreeBudget) -> None:
     assert steps(budget, 4, GOOD) == [(2 * K, True)] * 4
     expected = 2 * (2 * (1 + K) + 2 * (1 + np.cumprod(GOOD).sum()))
     assert budget.meter.read().expected_tokens == pytest.approx(expected)
+    stats = budget.meter.stats
+    assert stats.decoding_seconds == 0, "no plain step was timed"
     steps(budget, 1000, BAD)
-    drafting = steps(budget, 2000, GOOD)[-500:]
+    steps(budget, 1500, GOOD)
+    stats.reset()
+    drafting = steps(budget, 500, GOOD)
     assert drafting.count((2 * K, True)) >= 500 - 2 * (BLOCK + 1), "but for explorations"
+    gain = stats.plain_seconds / stats.decoding_seconds
+    assert gain == pytest.approx((1 + np.cumprod(GOOD).sum()) / 1.2, rel=0.05)
     budget.get_num_tokens({"0": 1, "1": ROWS - 1}, {})  # there is no room for nodes
     assert budget.drafts_now(possible=True) and not budget.drafts_now(possible=False)
 

@@ -29,6 +29,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 
 from vllm_redrafter.budget.acceptance import LEAST_SURVIVAL, SurvivalProfile
 from vllm_redrafter.budget.choice import Flags, Floats
+from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
 from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.engine.v2.stats import StepTimer
@@ -120,6 +121,8 @@ class TreeBudget(AdaptiveVerificationManager):
         # By slot: did its request's last step draft?
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
         self._requests: Set[str] = frozenset()
+        # When the running step began, and what its tokens would take in plain steps, in ms.
+        self._began = self._plain = 0.0
         # The sum of survival over the running step's nodes, of greedy and of sampled requests; of
         # earlier ones, and how many were accepted.
         self.expected: npt.NDArray[Any] = np.zeros(2)
@@ -260,7 +263,11 @@ class TreeBudget(AdaptiveVerificationManager):
         """
         now, ids = 1e3 * perf_counter(), num_tokens_per_req.keys()
         # An engine without requests takes no step.
-        for judged in self.times.ended(now, not ids.isdisjoint(self._requests), self.judged):
+        goes_on = not ids.isdisjoint(self._requests)
+        if goes_on and self._plain:
+            self.meter.stats.decoding_seconds += 1e-3 * (now - self._began)
+            self.meter.stats.plain_seconds += 1e-3 * self._plain
+        for judged in self.times.ended(now, goes_on, self.judged):
             self.model.profile.verified(*judged)
             self.model.match_profile.verified(*judged)
         self._requests = ids
@@ -276,7 +283,14 @@ class TreeBudget(AdaptiveVerificationManager):
         kind = self._arm > 0, chosen > 0, batch.reads_prompts
         table = self.model.table(batch, self._arm)[chosen]
         self.times.begins(now, kind, len(batch.slots), float(table))
-        self.model.stepped(batch, float(self.expected @ self.model.profile.acceptance_ratio))
+        accepted = float(self.expected @ self.model.profile.acceptance_ratio)
+        self.model.stepped(batch, accepted)
+        self._began, self._plain = now, 0.0
+        plain, requests = (False, False, False), len(batch.slots)
+        timed = not batch.reads_prompts and (plain, bucket(requests)) in self.times.medians
+        if timed and batch.sampling:
+            ms = self.times.milliseconds(plain, requests, self.model.table(batch, 0)[:1])
+            self._plain = float(ms[0]) * (1.0 + accepted / batch.sampling)
         columns = (batch.admissible.tolist(), batch.others.tolist())
         drafts, others = (dict(zip(ids, column, strict=True)) for column in columns)
         self._batch_budget = drafts, others, chosen

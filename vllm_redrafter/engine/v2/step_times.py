@@ -29,7 +29,8 @@ Kind = tuple[bool, bool, bool]
 class StepTimes:
     """Milliseconds of steps by kind and number of requests: medians, renewed as arms are chosen.
 
-    `waited` is how long the running step's host has waited for the device.
+    `waited` is how long the running step's host has waited for the device; `medians` are of steps
+    that were run, by kind and bucket of requests.
     """
 
     def __init__(self, agree: Callable[[Any], Any]) -> None:
@@ -39,7 +40,7 @@ class StepTimes:
         self._samples: defaultdict[Any, list[deque[float]]] = defaultdict(
             lambda: [deque(maxlen=MEMORY), deque(maxlen=MEMORY)]
         )
-        self._medians: dict[Any, tuple[float, float]] = {}
+        self.medians: dict[Any, tuple[float, float]] = {}
         self._renewed: set[Any] = set()
         # Of the running step: kind and bucket, milliseconds by the tables, begin.
         self._at: Any = None
@@ -59,7 +60,7 @@ class StepTimes:
             rest = period - self._table
             # Without a wait for a step like this one, it is known that the device takes no longer.
             if self.waited <= WAITED * period or self._before != self._at:
-                rest = min(rest, self._medians.get(self._at, NOTHING)[1])
+                rest = min(rest, self.medians.get(self._at, NOTHING)[1])
             rests.append(rest)
             self._renewed.add(self._at)
         self._before, self._at, self.waited = self._at, None, 0.0
@@ -70,7 +71,7 @@ class StepTimes:
         self._renewed.clear()
         taken = [judged.popleft() for _ in range(len(judged))]
         new, taken = self._agree((new, taken))
-        self._medians.update(new)
+        self.medians.update(new)
         return taken
 
     def begins(self, now: float, kind: Kind, requests: int, table: float) -> None:
@@ -83,8 +84,8 @@ class StepTimes:
         Of a kind that was never run, the tables' alone: nothing takes less.
         """
         here = bucket(requests)
-        sizes = [size for of, size in self._medians if of == kind]
+        sizes = [size for of, size in self.medians if of == kind]
         if not sizes:
             return table
-        floor, rest = self._medians[kind, min(sizes, key=lambda size: abs(size - here))]
+        floor, rest = self.medians[kind, min(sizes, key=lambda size: abs(size - here))]
         return np.maximum(floor, table + rest)

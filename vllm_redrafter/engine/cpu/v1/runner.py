@@ -220,7 +220,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             self.speculative_config = self.vllm_config.speculative_config
         self.stats.undrafted_steps += 1
         self.drafted = False
-        self._time_step(draft_seconds=0.0)
+        self._time_step(self.input_batch.num_reqs, draft_seconds=0.0)
         return output
 
     def _sample(
@@ -312,7 +312,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             else:
                 self.stats.undrafted_steps += 1
         self.drafted = bool(drafts)
-        self._time_step(self.stats.draft - before)
+        self._time_step(sum(map(len, sampled_token_ids)), self.stats.draft - before)
         return drafts
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
@@ -343,7 +343,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             drafts[i] = row[1:nodes]
         return drafts
 
-    def _time_step(self, draft_seconds: float) -> None:
+    def _time_step(self, tokens: int, draft_seconds: float) -> None:
         """Record the time between two steps' ends, vLLM's scheduling and output included."""
         timed, self._timed = self._timed, None
         started, self._ended = self._ended, perf_counter()
@@ -352,7 +352,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         # same, which is compared sooner.
         requests = self._requests_before
         if timed is not None and (before == requests or set(before).issuperset(requests)):
-            self.drafting.record_step_time(*timed, self._ended - started - draft_seconds)
+            self.drafting.record_step_time(timed, tokens, self._ended - started, draft_seconds)
 
     @property
     def proposer(self) -> TreeProposer:
