@@ -40,7 +40,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _say_versions(asked: bool) -> None:
