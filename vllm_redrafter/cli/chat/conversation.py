@@ -20,7 +20,7 @@ DRAFTED = "green underline"
 """The style of tokens that were drafted and accepted."""
 NEW, HELP = "/new", "/help"
 """Typed instead of a message: forget the conversation, and say what can be typed."""
-COMMANDS = f"Ctrl-C stops an answer, Ctrl-D ends the chat; {NEW} forgets it, {HELP} repeats this"
+COMMANDS = f"Ctrl-C stops an answer, Ctrl-D ends the chat; {NEW} forgets it, {HELP} says this"
 
 
 def marked(text: str, console: Console) -> Text:
