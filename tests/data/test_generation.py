@@ -173,11 +173,7 @@ def test_answers_that_reach_a_limit_are_counted_and_have_no_eos(
         (GenerationSettings, {"part": "3/2"}, "^--part must be k/n"),
         (CaptureSettings, {"max_length": 1}, "^--max-length must be at least 2"),
         (CaptureSettings, {"target_layers": "2,1"}, "^--target-layers must be .* ascending"),
-        (
-            CaptureSettings,
-            {"dtype": "int8"},
-            "^--dtype must be one of auto, float32, bfloat16",
-        ),
+        (CaptureSettings, {"dtype": "int8"}, "^--dtype must be one of auto, float32, bfloat16"),
         (EngineSettings, {"engine_args": "[1]"}, "^--engine-args .*no object; give one"),
         (EngineSettings, {"tensor_parallel_size": 0}, "^--tensor-parallel-size must be at "),
     ],

@@ -86,9 +86,7 @@ def test_metrics_are_what_the_worker_counted_by_engine() -> None:
     assert tuple(metrics(vllm_config, 1).values()) == Counters.of(FIRST)
 
 
-def test_the_log_tells_of_the_interval_and_is_silent_when_nothing_happened(
-    said: list[str],
-) -> None:
+def test_the_log_tells_of_the_interval_and_is_silent_when_nothing_happened(said: list[str]) -> None:
     published.open_directory()
     publisher, logger = Publisher(3), ReDrafterStatLogger(config(), 3)
     logger.log_engine_initialized()

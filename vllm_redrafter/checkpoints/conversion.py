@@ -62,10 +62,7 @@ def convert(
         read = _ranking(source, read, *draft_vocabulary)
     drafter = build_drafter(read.config, read.tensors)
     card, note = _model_card(source)
-    with (
-        writing(folder, "make room, or give another destination"),
-        whole_folder(folder) as partial,
-    ):
+    with writing(folder, "make room, or give another destination"), whole_folder(folder) as partial:
         save_drafter(drafter, partial, target or read.verifier, read.shape, **read.records)
         if card:
             shutil.copyfile(card, partial / CARD_FILE)

@@ -65,11 +65,7 @@ from vllm_redrafter.engine.v2.chain_trunk import ChainSpeculator
 from vllm_redrafter.engine.v2.first_stage_embedding import FirstStageEmbedding
 from vllm_redrafter.engine.v2.graph_manager import TreeGraphManager, is_mixed
 from vllm_redrafter.engine.v2.model_state import TreeModelState, VerifyingState, chain_state_class
-from vllm_redrafter.engine.v2.pipeline import (
-    UNREAD_STEPS,
-    TreePPHandler,
-    hand_on_aux_hidden_states,
-)
+from vllm_redrafter.engine.v2.pipeline import UNREAD_STEPS, TreePPHandler, hand_on_aux_hidden_states
 from vllm_redrafter.engine.v2.refusals import state_obstacles
 from vllm_redrafter.engine.v2.schedule import max_admitted_rows, max_step_rows
 from vllm_redrafter.engine.v2.scheduler import PendingOutput
