@@ -10,8 +10,6 @@ Siblings carry different tokens, so the accepted nodes are one path, one node pe
 deepest one has the largest index. What the rest of the step asks of the walk is written on the way.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

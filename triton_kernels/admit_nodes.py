@@ -7,8 +7,6 @@ bits are; the upper 17 below the sign tell 0.2 % apart. Of nodes that these take
 first requests' are admitted.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

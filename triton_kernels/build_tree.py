@@ -18,8 +18,6 @@ what the drafter thought of those that were judged: `ScoredTrees` keeps both in 
 next step asks of a draft besides is written on the way, without launches of its own.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -10,8 +10,6 @@ more than 128k tokens are torch's to find: too many are left to merge.
 A level below then has logits of its C candidates alone (`gather_dot.py`), which fit one block.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 import torch

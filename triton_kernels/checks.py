@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launcher asks of its arguments; a kernel given anything else would read wild memory."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

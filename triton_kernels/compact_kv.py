@@ -11,10 +11,9 @@ addresses are in a table. Likewise, `gather_path` moves rows of a step's own ten
 that reads the accepted tokens and their states again, as text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import triton
@@ -85,7 +84,7 @@ class CacheTable:
     strides: tuple[int, int, int]
 
     @classmethod
-    def of(cls, caches: Sequence[Tensor]) -> CacheTable:
+    def of(cls, caches: Sequence[Tensor]) -> Self:
         """K and V caches, [blocks, block_size, KV heads, head_dim] each, of one shape and strides.
 
         They must outlive the table's last use.

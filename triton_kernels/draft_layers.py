@@ -20,8 +20,6 @@ there is to spend, and a launch per operation would be most of it. From MAX_ROWS
 of matrices cost more than launches, and torch's are the better ones.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

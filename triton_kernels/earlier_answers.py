@@ -11,8 +11,6 @@ of own text and earlier answers are kept. The host's form is `drafting/earlier_a
 One program enters all answers, a tile at a time, so that links are always in the places' order.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Self
 
 import torch

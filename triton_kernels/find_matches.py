@@ -16,8 +16,6 @@ Each token of a text is read from memory once: 4 bytes of each request's tokens,
 Tiles behind a text's end return at once.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

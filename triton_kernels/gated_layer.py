@@ -10,8 +10,6 @@ of its product. A thread block makes the same columns of g and of x, which are d
 lane 2i of its products is g's column i, lane 2i + 1 x's.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -8,8 +8,6 @@ rows once for all beams. A row's norm, n(x) = sqrt(K) x / (|x| + epsilon), is a 
 products, as in `draft_layers.py`, so that what is read need not be normed before.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -16,8 +16,6 @@ parent and its log-survival come with it (`budget/acceptance.py` has their formu
 where w and the biases are those of greedy, or of sampled requests.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -13,8 +13,6 @@ probable, given its parent, as the more confident says. The host's forms are `jo
 `drafting/joining.py` and `joint_scores` of `tree/context_matches.py`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a draft starts from, gathered for the requests of a batch into memory that graphs read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -12,8 +12,6 @@ where both fade so that at most MEMORY nodes are remembered, and accepted' never
 ranks of tensor parallelism get the same bits.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

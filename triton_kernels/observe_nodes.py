@@ -14,8 +14,6 @@ the text (f is -inf) are left out. The first launch sums over each request's nod
 requests, always in the same order: all ranks of tensor parallelism get the same bits.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

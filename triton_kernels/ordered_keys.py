@@ -12,8 +12,6 @@ With an index in the lower 32 bits, the largest of many integers is the largest 
 ones the first: a reduction finds both in one pass, and ties are decided.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

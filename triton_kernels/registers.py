@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many registers a thread may have, where the compiler can be told."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -12,8 +12,6 @@ hold padding tokens, get the root's. Where rows have several positions (M-RoPE),
 decoding row n + delta in every dimension, by the request's images: a node's are its root's + depth.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -12,8 +12,6 @@ of the keys (`nth_largest`), of equal logits the lower tokens are kept, and the 
 order matters are taken out one after the other.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -23,8 +23,6 @@ Shapes are fixed by the arguments' sizes, lengths are read on the device: launch
 in CUDA graphs, and nothing waits for the host.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

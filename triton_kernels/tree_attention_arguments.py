@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `TreeAttention` takes, and what it refuses: each message names the argument."""
 
-from __future__ import annotations
-
 import torch
 import triton
 from torch import Tensor

@@ -6,8 +6,6 @@ tree_attention_tiles.py, and what `parts`, `even_parts`, `min_keys` and `max_key
 tree_attention_plan.py. R is the number of requests; rows are the queries of all of them.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -9,8 +9,6 @@ that. Programs of parts that a request does not need return at once.
 The numbers follow from arithmetic; none of them has been timed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

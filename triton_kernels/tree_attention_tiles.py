@@ -5,8 +5,6 @@ The choices here follow from what the compiled kernels take of sm_80 to sm_120, 
 arithmetic; none of them has been timed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -8,8 +8,6 @@ So it imports no other part, and -P keeps their names (`table`, `process`) away 
 imports.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -20,7 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 COUNTERS = {
     "vllm:spec_decode_num_drafts": "drafts",
@@ -125,7 +123,7 @@ class Run:
     spec_decode: dict[str, int]
 
     @classmethod
-    def from_json(cls, line: str) -> Run:
+    def from_json(cls, line: str) -> Self:
         case, generation, spec_decode = json.loads(line).values()
         return cls(Case(**case), Generation(**generation), spec_decode)
 

@@ -5,13 +5,11 @@ Machines are shared and their speed drifts, so a method is compared with the pla
 same repeat, and the ratio is the median of these comparisons.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from throughput_parts.engine import Case, Generation, Run
 from throughput_parts.methods import Method
@@ -154,7 +152,7 @@ class Spread(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Self:
         return cls(median(values), min(values), max(values))
 
 

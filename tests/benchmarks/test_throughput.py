@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks/throughput.py: what it accepts, what it writes; and all of it once."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Self
 
 import pytest
 import throughput
@@ -79,7 +78,7 @@ class CannedEngine:
     job: Job
     events: list[str]
 
-    def __enter__(self) -> CannedEngine:
+    def __enter__(self) -> Self:
         self.events.append(f"start {self.job.seed}")
         return self
 

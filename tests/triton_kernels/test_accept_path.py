@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The walk on the device is that of torch, and writes its path alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -40,7 +38,7 @@ class Walk:
     sampled: list[int]
 
     @classmethod
-    def to(cls, node: int, parents: list[int]) -> Walk:
+    def to(cls, node: int, parents: list[int]) -> Self:
         """Nodes carry their index, and the target goes to this node and then elsewhere."""
         sampled = [GARBAGE] * len(parents)
         sampled[node] = 5000 + node

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a draft reads of a drafter's weights, and a step of its target's, of one request."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a drafter's checkpoint: config.json and safetensors of a folder or hub id."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -44,12 +42,12 @@ class Checkpoint:
     acceptance: PerSampling
 
     @classmethod
-    def open(cls, model: str, revision: str | None = None) -> Checkpoint:
+    def open(cls, model: str, revision: str | None = None) -> Self:
         """Read a config.json; a ConfigError where there is no ReDrafter's."""
         return cls.of(model, revision, read_config(model, revision))
 
     @classmethod
-    def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
+    def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Self:
         """The checkpoint whose config.json has these values."""
         values = own_values(values, model)
         if not values:
@@ -68,7 +66,7 @@ class Checkpoint:
         """model.safetensors, or its shards."""
         return find_weights(self.model, self.revision, SERVED)
 
-    def checked(self) -> Checkpoint:
+    def checked(self) -> Self:
         """This one, its tensors checked by name and shape; a ConfigError lists what is wrong."""
         self._tensors()
         return self

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of numbered shards with a description, which several processes may write at once."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +25,7 @@ class Part:
     n: int
 
     @classmethod
-    def parse(cls, text: str) -> Part:
+    def parse(cls, text: str) -> Self:
         """From `k/n`; ConfigError where it is something else, or k is not from 1 to n."""
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         part = cls(int(found[1]), int(found[2])) if found else cls(0, 0)

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A target before its weights are needed: its configuration, tokenizer and fingerprint."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from transformers import AutoConfig, AutoTokenizer
 
@@ -47,7 +45,7 @@ class Target:
     config: Any
 
     @classmethod
-    def open(cls, name: str | Path) -> Target:
+    def open(cls, name: str | Path) -> Self:
         """Read a target's configuration; ConfigError where that is not possible."""
         return cls(str(name), _read(AutoConfig, str(name)))
 

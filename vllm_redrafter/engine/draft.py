@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter that vLLM serves itself, `draft` in the speculative config: what it may be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

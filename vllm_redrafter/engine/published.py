@@ -5,8 +5,6 @@ The process that launches the engines names a directory in the environment; in e
 engine one worker makes a file there. When both ends have mapped it, the directory is deleted.
 """
 
-from __future__ import annotations
-
 import atexit
 import mmap
 import os
@@ -16,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -44,12 +42,12 @@ class Counters(NamedTuple):
     plain_seconds: float = 0.0
 
     @classmethod
-    def of(cls, stats: StepStats) -> Counters:
+    def of(cls, stats: StepStats) -> Self:
         return cls._make(_read(stats))
 
-    def since(self, earlier: Counters) -> Counters:
+    def since(self, earlier: Self) -> Self:
         """What was counted between `earlier` and now."""
-        return Counters(*(now - then for now, then in zip(self, earlier, strict=True)))
+        return type(self)(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
 _read = attrgetter(*Counters._fields)
@@ -85,7 +83,7 @@ class Publisher:
         self._before_reset = np.zeros_like(self._published)
 
     @classmethod
-    def if_wanted(cls, engine: int) -> Publisher | None:
+    def if_wanted(cls, engine: int) -> Self | None:
         """None where the process that launched this one has not asked for counters."""
         with suppress(FileNotFoundError):
             return cls(engine)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plugin.py recorded in VllmConfig: which drafter, and how to speculate with it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 from vllm.config import VllmConfig
 
@@ -35,7 +34,7 @@ class Settings:
         return None if self.model is None else Checkpoint.open(self.model, self.revision)
 
     @classmethod
-    def of(cls, vllm_config: VllmConfig) -> Settings:
+    def of(cls, vllm_config: VllmConfig) -> Self:
         recorded = dict(vllm_config.additional_config[METHOD])
         model, revision = recorded.pop("model"), recorded.pop("revision", None)
         own_graph_sizes = recorded.pop("own_graph_sizes", False)

@@ -10,8 +10,6 @@ It is read from vLLM's files as Python compiled them: none is imported or run, w
 - `strict`: base classes of ours, and functions for which ours stand in and take no more arguments.
 """
 
-from __future__ import annotations
-
 import ast
 import dis
 import functools

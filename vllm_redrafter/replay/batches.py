@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of text as the target reads them: one after the other in blocks, which form batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class TextBatch:
     hidden: Tensor | None = None
 
     @classmethod
-    def of(cls, blocks: Sequence[Sequence[TextRow]], min_length: int = 0) -> TextBatch:
+    def of(cls, blocks: Sequence[Sequence[TextRow]], min_length: int = 0) -> Self:
         """Put each block's rows one after the other, and pad to the longest or `min_length`."""
         whole = [_joined(rows) for rows in blocks]
         length = max(min_length, *(len(block["tokens"]) for block in whole))
@@ -39,9 +38,9 @@ class TextBatch:
         }
         return cls(**padded)
 
-    def to(self, device: torch.device | str) -> TextBatch:
-        values = (None if v is None else v.to(device) for v in vars(self).values())
-        return TextBatch(*values)  # type: ignore[arg-type]
+    def to(self, device: torch.device | str) -> Self:
+        there = {name: v.to(device) for name, v in vars(self).items() if v is not None}
+        return replace(self, **there)
 
 
 def _joined(rows: Sequence[TextRow]) -> dict[str, Tensor]:

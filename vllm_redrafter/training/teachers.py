@@ -5,8 +5,6 @@ With a reduced draft vocabulary it is *restricted* to it, not renormalised: the 
 draft vocabulary covers, the less a row counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -14,11 +14,9 @@ sequences of the inner nodes end. The next layer copies into the same memory, wh
 processor's caches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -141,7 +139,7 @@ class _KeyValueWords(NamedTuple):
     places: Array
 
     @classmethod
-    def of(cls, kv: Tensor, places: Array, rows: tuple[int, int]) -> _KeyValueWords:
+    def of(cls, kv: Tensor, places: Array, rows: tuple[int, int]) -> Self:
         blocks, heads, block_size, _ = kv.shape
         words, units = kv.view(torch.int64), block_size // UNIT
         keys, values = (words.view(blocks, heads, 2, count, units, -1).numpy() for count in rows)

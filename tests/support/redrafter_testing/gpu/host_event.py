@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CUDA event's part where there is no CUDA: the work is done when the call returns."""
 
-from __future__ import annotations
-
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 
 class HostEvent:
@@ -16,7 +14,7 @@ class HostEvent:
     def record(self, stream: Any = None) -> None:
         self._seconds = perf_counter()
 
-    def elapsed_time(self, end: HostEvent) -> float:
+    def elapsed_time(self, end: Self) -> float:
         """Milliseconds, as CUDA events give them."""
         return 1000 * (end._seconds - self._seconds)
 
