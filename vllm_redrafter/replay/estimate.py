@@ -7,11 +7,9 @@ search, build the tree, walk it along the text, go on after the accepted tokens.
 this is what the engine does, step by step; for sampled text it is a fair sample of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -58,11 +56,11 @@ class Acceptance:
         """1 is plain decoding, and the value without a step."""
         return self.tokens / self.steps if self.steps else 1.0
 
-    def __add__(self, other: Acceptance) -> Acceptance:
+    def __add__(self, other: Self) -> Self:
         shorter, longer = sorted((self.by_depth, other.by_depth), key=len)
         padded = shorter + (0,) * (len(longer) - len(shorter))
         by_depth = tuple(a + b for a, b in zip(padded, longer, strict=True))
-        return Acceptance(self.steps + other.steps, self.tokens + other.tokens, by_depth)
+        return type(self)(self.steps + other.steps, self.tokens + other.tokens, by_depth)
 
 
 def estimate_acceptance(

@@ -6,10 +6,9 @@ draft log-probability, ties broken by level. No parent is less probable than its
 prefix of the node list is itself a tree*, of the best nodes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -67,10 +66,10 @@ class TokenTree:
         # Two's complement: a word with bit 31 set is a negative int32.
         return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
 
-    def select(self, requests: Tensor) -> TokenTree:
+    def select(self, requests: Tensor) -> Self:
         """The trees of some requests: [N] int64 indices."""
         parts = self.tokens, self.parents, self.depths, self.num_nodes
-        return TokenTree(*(part[requests] for part in parts))
+        return type(self)(*(part[requests] for part in parts))
 
     @classmethod
     def from_explored(
@@ -80,7 +79,7 @@ class TokenTree:
         max_nodes: int,
         tree: TreeKind = "explored",
         chain: Tensor | None = None,
-    ) -> TokenTree:
+    ) -> Self:
         """The trees of a beam search's most probable nodes.
 
         A stable sort over nodes in level order keeps a parent before a child that is exactly as
