@@ -26,7 +26,6 @@ TO = ["--output", "out"]
         (["--version"], 0, f"torch {version('torch')}"),
         (["chat"], 1, "of vllm-redrafter, run `make setup` or `pip install '.[train]'`"),
         (["inspect", "/no"], 1, "error: drafter '/no': no such folder;"),
-        (["evaluate", "/", "redrafter:no", "--data", "/"], 1, "no drafter 'no' comes with"),
         (["evaluate", "/", "/", "--data", "/", "--spec-tokens", "x"], 1, "--spec-tokens 'x': "),
         (["mlx-serve", "/", "--spec-tokens", "1000"], 2, "'--spec-tokens': "),
         (["trace", "/", "--html", "/no/a"], 1, "error: --html '/no/a' cannot be written: No such"),

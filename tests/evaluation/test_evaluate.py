@@ -136,7 +136,8 @@ def test_evaluate_records_the_shape_that_it_recommends(
 
 def test_what_cannot_be_written_is_refused_before_anything_is_evaluated() -> None:
     for option, message in (
-        ("--record", "--record: 'org/drafter' is not a folder"),
+        ("--record", "--record: 'redrafter:smollm2-135m-instruct' is not a folder"),
         ("--json=/no/folder/file", "--json '/no/folder/file' cannot be written: No such file or"),
     ):
-        assert message in refusal_of("evaluate", "none", "org/drafter", "--data=none", option)
+        command = ["evaluate", "/", "redrafter:smollm2-135m-instruct", "--data=/", option]
+        assert message in refusal_of(*command)

@@ -44,7 +44,6 @@ def test_what_is_here_or_a_path_is_not_asked_for(silent_hub: None, tmp_path: Pat
         ("drafter", ["inspect", TYPO]),
         ("target", ["inspect", "/", "--target", TYPO]),
         ("target", ["train", TYPO, "--data", "/", "--output", "out"]),
-        ("drafter", ["train", "/", "--data", "/", "--output", "out", "--initial-drafter", TYPO]),
         ("target", ["trace", TYPO, "--prompt", "Why?", "--html", "out.html"]),
         ("target", ["mlx-serve", TYPO]),
         ("drafter", ["mlx-serve", "/", "--drafter", TYPO]),
