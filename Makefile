@@ -28,7 +28,7 @@ lint: .venv/.ready
 docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
-# .venv stays.
+# .venv stays: it takes minutes to build.
 clean:
 	rm -rf .cache build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

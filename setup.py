@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def absolute(link: re.Match[str]) -> str:
@@ -18,7 +18,9 @@ def absolute(link: re.Match[str]) -> str:
 
 
 setup(
-    long_description=re.sub(r"\]\((?!https:)([^)]+)\)", absolute, (HERE / "README.md").read_text()),
+    long_description=re.sub(
+        r"\]\((?!https:)([^)]+)\)", absolute, (HERE / "README.md").read_text("utf-8")
+    ),
     long_description_content_type="text/markdown",
     packages=[
         *find_packages(include=["vllm_redrafter*"]),

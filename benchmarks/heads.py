@@ -98,7 +98,7 @@ def read_material(options: argparse.Namespace) -> Material:
         measured=measured,
         layers=layers,
         shapes=options.shape or [*map(tree_shape, SHAPES)],
-        accelerator=make_accelerator(),
+        accelerator=make_accelerator("no"),
     )
 
 

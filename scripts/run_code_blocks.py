@@ -126,7 +126,7 @@ def stand_ins(work: Path) -> dict[str, str]:
     """What a block's words are replaced by."""
     target = str(work / "target")
     return {
-        ADDRESS: str(REPO),
+        ADDRESS: f"{REPO} vllm-redrafter",
         **({} if reached("https://huggingface.co") else {HUB_ID: target}),
         **({} if reached(TORCH_INDEX.split()[-1]) else {TORCH_INDEX: ""}),
         "TARGET": target,

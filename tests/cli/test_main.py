@@ -33,6 +33,8 @@ TO = ["--output", "out"]
         (["train", "/", "--data", "/", *TO, "--head", "x"], 2, "'--head': 'x' is not one of"),
         (["make-prompts", "/", *TO, "--num-prompts", "0"], 1, "--num-prompts must be at least 1"),
         (["generate-data", "/", "--prompts", "/no.txt", *TO], 1, "--prompts /no.txt: no such"),
+        (["generate-data", "/", "--prompts", "/", *TO, *2 * ["--endpoint", "a"]], 1, "one server"),
+        (["train", "/", "--data", "~", "--data", "~/no", *TO], 2, "path '~/no' does not exist"),
     ],
 )
 def test_wrong_inputs_are_named_before_large_libraries_are_imported(

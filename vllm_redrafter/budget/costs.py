@@ -154,8 +154,9 @@ class StepTimes:
 
     def plain_seconds(self, requests: int) -> float:
         """Of a plain step at present; 0 where none of about so many requests was ever timed."""
-        timed = (PLAIN, bucket(requests)) in self._samples
-        return timed * self.pace * float(self.step_seconds(PLAIN, requests)[requests])
+        if (PLAIN, bucket(requests)) not in self._samples:
+            return 0.0
+        return self.pace * float(self.step_seconds(PLAIN, requests)[requests])
 
     def draft_seconds(self, shape: SearchShape, requests: int) -> float:
         """D of this search."""

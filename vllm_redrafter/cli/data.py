@@ -62,7 +62,7 @@ def generate_data(
         str | None, typer.Option(help="Split of a hub dataset.", show_default="train")
     ] = None,
     endpoint: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="URL",
             help="Let this running server of vllm serve answer, such as http://localhost:8000.",
@@ -91,13 +91,15 @@ def generate_data(
             name = option.replace("_", "-")
             reason = "the server that --endpoint gives decides it" if endpoint else "of --endpoint"
             raise ConfigError(f"--{name}: {reason}; leave it out")
+    if endpoint and len(endpoint) > 1:
+        raise ConfigError("--endpoint: one server; for several run a --part at each, or a router")
     console = Console()
 
     def start(target: Target, settings: GenerationSettings) -> Any:
         if endpoint:
             from vllm_redrafter.data.endpoints import EndpointEngine, parsed_address
 
-            return EndpointEngine(parsed_address(endpoint), target, settings, served_name)
+            return EndpointEngine(parsed_address(*endpoint), target, settings, served_name)
         console.print(f"starting the engine with {target.name}", markup=False)
         return _start_vllm(target, settings)
 

@@ -2,6 +2,7 @@
 """The command line: commands import what they need when they run, so that `--help` is quick."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,8 +75,8 @@ def _demo(
     the drafter that comes with this package. Needs no GPU, and a few minutes. The target and logs
     are kept in vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache.
     """
-    # Asked when tqdm is imported: bars of others, in a log too.
-    os.environ.setdefault("TQDM_DISABLE", "1")
+    if not sys.stderr.isatty():  # asked when tqdm is imported: no bars of others in a log
+        os.environ.setdefault("TQDM_DISABLE", "1")
     from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.utils.files import user_cache
 
@@ -180,13 +181,12 @@ def _trace(
 ) -> None:
     """Write a page that shows, step by step, what the drafts of an answer did.
 
-    It decodes in vLLM's CPU build.
+    It decodes in vLLM's CPU build, and is refused beside the one for GPUs.
     """
     require("vllm", remedy=f"trace decodes in it: {IN_CHECKOUT.format('cpu')}")
     from vllm_redrafter.cli.trace.run import trace
 
-    with options.quiet():
-        trace(target, drafter, prompt, max_tokens, html, (temperature, seed))
+    trace(target, drafter, prompt, max_tokens, html, (temperature, seed))
 
 
 @app.command("mlx-serve", context_settings={"allow_extra_args": True})

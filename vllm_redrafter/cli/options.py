@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -48,6 +49,14 @@ OtherDrafter = Annotated[
         "package, which fits SmolLM2 alone.",
     ),
 ]
+
+
+def existing(paths: Any) -> Any:
+    """A callback that refuses a folder that is not there, or one of several."""
+    for path in [paths] if isinstance(paths, Path) else paths or ():
+        if not path.expanduser().exists():
+            raise typer.BadParameter(f"path {str(path)!r} does not exist.")
+    return paths
 
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -27,7 +27,7 @@ OtherTarget = Annotated[
 DataFolders = Annotated[
     list[Path],
     typer.Option(
-        exists=True,
+        callback=options.existing,
         help="Folder that generate-data wrote with this target. May be given several times: the "
         "parts of several machines, or greedy and sampled answers. To evaluate --held-out, give "
         "all that the drafter was trained on.",
@@ -36,7 +36,7 @@ DataFolders = Annotated[
 HiddenStates = Annotated[
     list[Path] | None,
     typer.Option(
-        exists=True,
+        callback=options.existing,
         help="Folder that capture wrote from a folder of --data; one for each of them. Of the "
         "target, only its embedding, final norm and output layer are loaded then.",
     ),
@@ -47,7 +47,10 @@ HiddenStates = Annotated[
 def capture(
     target: options.TargetName,
     data: Annotated[
-        Path, typer.Option(exists=True, help="Folder that generate-data wrote with this target.")
+        Path,
+        typer.Option(
+            callback=options.existing, help="Folder that generate-data wrote with this target."
+        ),
     ],
     output: Annotated[
         Path,

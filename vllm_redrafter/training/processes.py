@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 
 from vllm_redrafter.training.training_config import Precision
 from vllm_redrafter.utils.errors import ConfigError
@@ -46,7 +46,8 @@ def make_accelerator(
                 "device is for `vllm-redrafter capture` and --hidden-states"
             )
     if precision == "auto":
-        has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
+        on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
+        has_bf16 = on_gpu and torch.cuda.is_bf16_supported(False)
         precision = "bf16" if has_bf16 else "no"
     # With one step rnn_u takes no part, which data parallelism has to know.
     kwargs = DistributedDataParallelKwargs(find_unused_parameters=unroll_steps == 1)

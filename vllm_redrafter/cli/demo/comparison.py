@@ -12,6 +12,7 @@ NEAR = {"bfloat16": 0.25, "float32": 0.001}
 """How far two tokens' log-probabilities are apart at most, by dtype, to be a near-tie.
 
 In bfloat16, logits from 16 to 32 are multiples of 0.125: each of the two may be rounded by one.
+A target whose logits are larger may part from itself by more.
 """
 
 
@@ -29,7 +30,7 @@ class Parting:
     candidates: Sequence[tuple[int, float]] = ()
 
     def __str__(self) -> str:
-        return f"token {self.number}, where its two best differ by {self.apart:.3g}"
+        return f"token {self.number}, where the two tokens are {self.apart:.3g} apart"
 
     @property
     def apart(self) -> float:

@@ -75,7 +75,7 @@ def decode_in_vllm(folder: Path, job: Job) -> Iterator[Decoded]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     with (
-        log.open("w") as output,
+        log.open("a" if job.rounds[0].candidates else "w") as output,
         subprocess.Popen(
             # -P: what lies in the current folder is not imported.
             [sys.executable, "-P", "-m", __name__],

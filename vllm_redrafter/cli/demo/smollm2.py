@@ -50,8 +50,8 @@ WHY_NEAR_TIES = (
     "differently, and may choose the other one. So does plain vLLM at another number of requests."
 )
 FAULT = (
-    "an answer is not plain vLLM's, and no near-tie explains it. That is a fault of ReDrafter: "
-    f"please report it with what is printed above: {ISSUES}"
+    "an answer is not plain vLLM's, and no near-tie explains it. Unless the target's largest "
+    f"logits exceed 32, that is a fault of ReDrafter: please report what is printed above: {ISSUES}"
 )
 
 
@@ -96,7 +96,7 @@ def run_demo(
     console.print("Answers, beside plain vLLM's:")
     for level, of_level in zip(LEVELS, partings, strict=True):
         console.print(f"{level:2} at once: {verdict(of_level, near)}", highlight=False)
-    if points:
+    if any(each.apart <= near for each in chain(*partings) if each):
         console.print(WHY_NEAR_TIES.format(dtype=dtype, near=near))
     legend = marked("tokens like these", console)
     console.print(Text.assemble("\nThe answers; ", legend, " were drafted and accepted"))

@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vllm_redrafter.cli.installed import versions
+from vllm_redrafter.cli.options import quiet
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
 
@@ -50,29 +51,31 @@ def trace(
 
     opened, speculation = pair_of(target, drafter)
     contexts = prompts_of(opened, prompts)
-    from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
-
     dtype = str(fast_dtype()).removeprefix("torch.")
-    llm = start_recordable(target, speculation, dtype, max(map(len, contexts)), max_tokens)
-    short = contexts[0], min(max_tokens, WARM_UP_TOKENS), sampling
-    record_answer(llm, *short)
-    answers: list[dict[str, Any]] = []
-    for prompt, context in zip(prompts, contexts, strict=True):
-        typer.echo(f"decoding answer {len(answers) + 1} of {len(prompts)}")
-        recorded = record_answer(llm, context, max_tokens, sampling)
-        answers.append(answer_data(prompt, *recorded, opened.tokenizer.decode))
-    _, plain = record_answer(llm, *short, drafts=False)
-    llm.llm_engine.engine_core.shutdown()
     how = "temperature {}, seed {}".format(*sampling) if sampling[0] else "greedy"
+    installed = (line.partition(" ") for line in versions())
     facts = {
         "target": _shown(target),
         "drafter": _shown(drafter or speculation["model"]),
         "K": str(speculation["num_speculative_tokens"]),
         "decoding": f"{how}, {dtype}",
         "processor": _processor(),
-        **{name: version(name) for name in ("vllm-redrafter", "vllm")},
+        **{name: version for name, _, version in installed if "vllm" in name},
         "date": f"{date.today()}",
     }
+    answers: list[dict[str, Any]] = []
+    with quiet():
+        from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
+
+        llm = start_recordable(target, speculation, dtype, max(map(len, contexts)), max_tokens)
+        short = contexts[0], min(max_tokens, WARM_UP_TOKENS), sampling
+        record_answer(llm, *short)
+        for prompt, context in zip(prompts, contexts, strict=True):
+            typer.echo(f"decoding answer {len(answers) + 1} of {len(prompts)}")
+            recorded = record_answer(llm, context, max_tokens, sampling)
+            answers.append(answer_data(prompt, *recorded, opened.tokenizer.decode))
+        _, plain = record_answer(llm, *short, drafts=False)
+        llm.llm_engine.engine_core.shutdown()
     try:
         html.expanduser().write_text(page(facts, plain, answers), encoding="utf-8")
     except OSError as error:  # the disk filled while the answers were made
