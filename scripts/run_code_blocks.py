@@ -132,8 +132,7 @@ def stand_ins(work: Path) -> dict[str, str]:
         "TARGET": target,
         "DRAFTER": str(work / "drafter"),
         "log.jsonl": str(work / "log.jsonl"),
-        "--num-prompts 20000": "--num-prompts 24",
-        "--held-out 64": "--held-out 4",
+        "--num-prompts 20000": "--num-prompts 80",  # `train` holds 64 out
     }
 
 
