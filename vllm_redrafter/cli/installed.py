@@ -2,7 +2,6 @@
 """What is installed beside this package, and what a command needs of it."""
 
 import platform
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -16,12 +15,13 @@ IN_CHECKOUT = "in a checkout of vllm-redrafter, run `make setup` or `pip install
 """What to do where an extra is missing: the package is on no index."""
 
 
-def versions() -> Iterator[str]:
-    """A line for Python, and for each of `OF_REPORTS` that is installed."""
+def versions() -> dict[str, str]:
+    """Of those of `OF_REPORTS` that are installed, and of Python, by name."""
+    found = {}
     for name in OF_REPORTS:
         with suppress(PackageNotFoundError):
-            yield f"{name} {version(name)}"
-    yield f"Python {platform.python_version()} on {platform.platform()}"
+            found[name] = version(name)
+    return found | {"Python": f"{platform.python_version()} on {platform.platform()}"}
 
 
 def require(*packages: str, remedy: str) -> None:

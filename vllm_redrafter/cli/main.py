@@ -46,7 +46,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=
 
 def _say_versions(asked: bool) -> None:
     if asked:
-        typer.echo("\n".join(versions()))
+        typer.echo("\n".join(map(" ".join, versions().items())))
         raise typer.Exit
 
 

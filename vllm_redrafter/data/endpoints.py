@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import PurePosixPath as Path
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 

@@ -17,7 +17,7 @@ TABLE = np.array([5.0, 8.0, 20.0])
 
 def run(times: StepTimes, kinds: list[Kind], ms: float, waited: float, table: float = 8.0) -> None:
     """Steps of four requests, in turn of these kinds, that take `ms` each."""
-    now = times._began
+    now = times.began
     for step in range(2 * MEMORY):
         times.begins(now, kinds[step % len(kinds)], 4, table)
         times.waited += waited

@@ -18,7 +18,7 @@ import typer
 from vllm_redrafter.cli.installed import versions
 from vllm_redrafter.cli.options import quiet
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import check_writable
+from vllm_redrafter.utils.files import check_writable, writing
 
 if TYPE_CHECKING:
     from vllm_redrafter.drafting.recorder import RecordedStep
@@ -53,14 +53,13 @@ def trace(
     contexts = prompts_of(opened, prompts)
     dtype = str(fast_dtype()).removeprefix("torch.")
     how = "temperature {}, seed {}".format(*sampling) if sampling[0] else "greedy"
-    installed = (line.partition(" ") for line in versions())
     facts = {
         "target": _shown(target),
         "drafter": _shown(drafter or speculation["model"]),
         "K": str(speculation["num_speculative_tokens"]),
         "decoding": f"{how}, {dtype}",
         "processor": _processor(),
-        **{name: version for name, _, version in installed if "vllm" in name},
+        **{name: version for name, version in versions().items() if "vllm" in name},
         "date": f"{date.today()}",
     }
     answers: list[dict[str, Any]] = []
@@ -76,10 +75,8 @@ def trace(
             answers.append(answer_data(prompt, *recorded, opened.tokenizer.decode))
         _, plain = record_answer(llm, *short, drafts=False)
         llm.llm_engine.engine_core.shutdown()
-    try:
+    with writing(f"--html {str(html)!r}", "name another file"):  # the disk may be full by now
         html.expanduser().write_text(page(facts, plain, answers), encoding="utf-8")
-    except OSError as error:  # the disk filled while the answers were made
-        raise ConfigError(f"--html {str(html)!r} cannot be written: {error.strerror}") from error
     steps = [step for answer in answers for step in answer["steps"]]
     tokens = sum(step["tokens"] for step in steps)
     typer.echo(f"wrote {html}: {tokens} tokens in {len(steps)} steps")

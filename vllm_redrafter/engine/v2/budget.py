@@ -121,8 +121,8 @@ class TreeBudget(AdaptiveVerificationManager):
         # By slot: did its request's last step draft?
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
         self._requests: Set[str] = frozenset()
-        # When the running step began, and what its tokens would take in plain steps, in ms.
-        self._began = self._plain = 0.0
+        # What the running step's tokens would take in plain steps, in ms.
+        self._plain = 0.0
         # The sum of survival over the running step's nodes, of greedy and of sampled requests; of
         # earlier ones, and how many were accepted.
         self.expected: npt.NDArray[Any] = np.zeros(2)
@@ -265,7 +265,7 @@ class TreeBudget(AdaptiveVerificationManager):
         # An engine without requests takes no step.
         goes_on = not ids.isdisjoint(self._requests)
         if goes_on and self._plain:
-            self.meter.stats.decoding_seconds += 1e-3 * (now - self._began)
+            self.meter.stats.decoding_seconds += 1e-3 * (now - self.times.began)
             self.meter.stats.plain_seconds += 1e-3 * self._plain
         for judged in self.times.ended(now, goes_on, self.judged):
             self.model.profile.verified(*judged)
@@ -285,7 +285,7 @@ class TreeBudget(AdaptiveVerificationManager):
         self.times.begins(now, kind, len(batch.slots), float(table))
         accepted = float(self.expected @ self.model.profile.acceptance_ratio)
         self.model.stepped(batch, accepted)
-        self._began, self._plain = now, 0.0
+        self._plain = 0.0
         plain, requests = (False, False, False), len(batch.slots)
         timed = not batch.reads_prompts and (plain, bucket(requests)) in self.times.medians
         if timed and batch.sampling:

@@ -29,8 +29,8 @@ Kind = tuple[bool, bool, bool]
 class StepTimes:
     """Milliseconds of steps by kind and number of requests: medians, renewed as arms are chosen.
 
-    `waited` is how long the running step's host has waited for the device; `medians` are of steps
-    that were run, by kind and bucket of requests.
+    `began` is when the running step began, in ms, and `waited` how long its host has waited for the
+    device; `medians` are of steps that were run, by kind and bucket of requests.
     """
 
     def __init__(self, agree: Callable[[Any], Any]) -> None:
@@ -44,7 +44,7 @@ class StepTimes:
         self._renewed: set[Any] = set()
         # Of the running step: kind and bucket, milliseconds by the tables, begin.
         self._at: Any = None
-        self._table = self._began = self.waited = 0.0
+        self._table = self.began = self.waited = 0.0
         self._before: Any = None
         self._steps = 0
 
@@ -53,7 +53,7 @@ class StepTimes:
 
         `judged` is taken by all ranks where they agree on what they know, and then returned.
         """
-        period = now - self._began
+        period = now - self.began
         if self._at is not None and counts and period > 0:
             floors, rests = self._samples[self._at]
             floors.append(period - self.waited)
@@ -76,7 +76,7 @@ class StepTimes:
 
     def begins(self, now: float, kind: Kind, requests: int, table: float) -> None:
         """A step of this kind begins at `now` in ms; it takes `table` ms by the tables."""
-        self._at, self._began, self._table = (kind, bucket(requests)), now, table
+        self._at, self.began, self._table = (kind, bucket(requests)), now, table
 
     def milliseconds(self, kind: Kind, requests: int, table: Floats) -> Floats:
         """Of steps that take `table` ms by the tables: as those of the nearest number of requests.
