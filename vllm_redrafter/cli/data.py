@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_redrafter.cli.options import TargetName, is_given, quiet_vllm
+from vllm_redrafter.cli.options import TargetName, is_given
+from vllm_redrafter.cli.quiet import quiet_vllm
 from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.utils.errors import ConfigError
 

@@ -4,9 +4,7 @@
 A model is looked up before a command imports what reads it, which takes seconds.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
@@ -85,25 +83,6 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def quiet_vllm() -> None:
-    """vLLM's log would run through the progress bar; the environment may ask for it."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide what else is printed while a command tells what it does: C++'s warnings, too."""
-    quiet_vllm()
-    shown, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(shown, 2)
-        os.close(shown)
-        os.close(nothing)
 
 
 def is_given(context: typer.Context, option: str) -> bool:

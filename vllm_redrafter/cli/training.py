@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from vllm_redrafter.cli import options
-from vllm_redrafter.cli.options import quiet_vllm, settings_as_options
+from vllm_redrafter.cli.options import settings_as_options
+from vllm_redrafter.cli.quiet import quiet_vllm
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.evaluation.config import EvaluationConfig

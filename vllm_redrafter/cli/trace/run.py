@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vllm_redrafter.cli.installed import versions
-from vllm_redrafter.cli.options import quiet
+from vllm_redrafter.cli.quiet import quiet
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable, writing
 
