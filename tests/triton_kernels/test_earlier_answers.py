@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.algorithm.earlier_answers import slow_earlier, slow_merged
+from redrafter_testing.gpu import torch_drafting
 from vllm_redrafter.tree.context_matches import MATCH_CLASSES
 from vllm_redrafter.triton_kernels.earlier_answers import AnswerStore, enter_answers, find_earlier
 from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
@@ -68,15 +69,16 @@ def test_the_best_paths_after_any_history_are_the_reference_s(
     samples = torch.tensor([draw.randint(0, 1) for _ in texts])
 
     out = MatchBuffers(SLOTS, num_paths, path_length, ROOM, device)
-    find_matches(store.text, store.num_tokens, slots, VOCAB, out)
-    own = out.tokens.tolist(), out.classes.tolist()
     kinds = samples.float().to(device), probabilities.to(device)
-    find_earlier(slots, *kinds, VOCAB, store, out)
     paths, ring = (num_paths, path_length), (newest, PLACES)
-    for r, (text, kind) in enumerate(zip(texts, samples.tolist(), strict=True)):
-        earlier = slow_earlier(answers, ring, text, paths, VOCAB)
-        expected = slow_merged((own[0][r], own[1][r]), earlier, probabilities[kind])
-        assert (out.tokens[r].tolist(), out.classes[r].tolist()) == expected
+    for find in (find_earlier, torch_drafting.find_earlier):
+        find_matches(store.text, store.num_tokens, slots, VOCAB, out)
+        own = out.tokens.tolist(), out.classes.tolist()
+        find(slots, *kinds, VOCAB, store, out)
+        for r, (text, kind) in enumerate(zip(texts, samples.tolist(), strict=True)):
+            earlier = slow_earlier(answers, ring, text, paths, VOCAB)
+            expected = slow_merged((own[0][r], own[1][r]), earlier, probabilities[kind])
+            assert (out.tokens[r].tolist(), out.classes[r].tolist()) == expected
 
 
 def test_what_the_ring_has_overwritten_is_no_part_of_a_match(device: torch.device) -> None:

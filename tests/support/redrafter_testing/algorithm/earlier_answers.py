@@ -22,10 +22,18 @@ def slow_earlier(
     answers: Sequence[Given], ring: tuple[int, int], text: Given, paths: tuple[int, int], vocab: int
 ) -> Paths:
     """The best paths in what a ring keeps of answers: so many of them, in so many places."""
-    (most, places), (own, partition) = ring, text
+    most, places = ring
     long = [given for given in answers if given[1] >= 0 and len(given[0]) > SHORTEST_EARLIER]
     ends = [([SEPARATOR, *answer[-(places - 1) :]], of) for answer, of in long[-most:]]
     kept = [(token, of) for answer, of in ends for token in answer][-places:]
+    return found_in(kept, text, paths, vocab)
+
+
+def found_in(
+    kept: Sequence[tuple[int, int]], text: Given, paths: tuple[int, int], vocab: int
+) -> Paths:
+    """The best paths in what is kept: tokens, and their partitions."""
+    own, partition = text
     tokens = [token for token, _ in kept] + [SEPARATOR] * (1 + paths[1])
     found = []
     for place, (_, of) in enumerate(kept):

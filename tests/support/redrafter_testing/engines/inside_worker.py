@@ -101,11 +101,8 @@ def count_launches(worker: Any, keeps: bool) -> None:
 
     runner, worker.launches = worker.model_runner, []
     if not hasattr(worker, "kept"):
-        worker.kept, execute, launch = (
-            runner.table.earlier,
-            runner.execute_model,
-            GridExecutor.__call__,
-        )
+        worker.kept, execute = runner.table.earlier, runner.execute_model
+        launch = GridExecutor.__call__
 
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
             worker.launches.append((bool(scheduled.finished_req_ids), Counter()))

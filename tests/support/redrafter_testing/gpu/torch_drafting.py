@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from redrafter_testing.algorithm.context_matches import joined
+from redrafter_testing.algorithm.earlier_answers import found_in, slow_merged
+from redrafter_testing.gpu.kernel_references import naive_top_candidates
 from redrafter_testing.gpu.recorded_graphs import as_one_node
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.drafting.own_matches import own_matches
@@ -79,6 +81,23 @@ def find_matches(
     found = own_matches(text.numpy(), rows.long().numpy(), lengths, paths, vocab_size)
     for to, part, none in ((out.tokens, found.tokens, -1), (out.classes, found.classes, 0)):
         to[:requests].copy_(part.masked_fill(~is_text[:, None, None], none))
+
+
+@as_one_node
+def find_earlier(
+    entries: Tensor, temperatures: Tensor, probabilities: Tensor, vocab: int, store: Any, out: Any
+) -> None:
+    (end, count), begins, places = store.state[:2].tolist(), store.state[3:], store.ring.shape[1]
+    first = int(begins[count % len(begins)]) if count >= len(begins) else 0
+    kept = store.ring[:, torch.arange(max(first, end - places), end) % places].T.tolist()
+    for request, slot in enumerate(entries.tolist()):
+        if slot == len(store.text):
+            continue
+        text = store.text[slot, : store.num_tokens[slot]].tolist(), int(store.origins[0, slot])
+        earlier = found_in(kept, text, out.tokens.shape[1:], vocab)
+        own = out.tokens[request].tolist(), out.classes[request].tolist()
+        paths = slow_merged(own, earlier, probabilities[int(temperatures[request] > 0)])
+        out.tokens[request], out.classes[request] = map(torch.tensor, paths)
 
 
 @as_one_node
@@ -160,8 +179,10 @@ def judged_and_accepted(trees: Any, requests: int) -> tuple[Tensor, Tensor]:
 
 STAND_INS: dict[str, dict[str, Any]] = {
     "trunk": {"DraftSearch": TorchSearch},
+    "chain_trunk": {"top_candidates": naive_top_candidates},
     "node_confidence": {"observe_nodes": observe_nodes},
     "context_matching": {
+        "find_earlier": find_earlier,
         "find_matches": find_matches,
         "join_matches": join_matches,
         "observe_matches": observe_matches,
