@@ -3,6 +3,7 @@
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import openai
 import pytest
 from rich.console import Console
 
+from redrafter_testing import process_trees
 from redrafter_testing.engines import server
 from redrafter_testing.engines.fake_chat import FakeClient, Typed, chunk
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
@@ -24,16 +26,15 @@ SENT = httpx.Request("POST", "http://server")
 
 
 @pytest.mark.engine
-def test_a_servers_accepted_tokens_are_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_server_accepts_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = make_reciting_pair(tmp_path)
     console = Typed(["names"])
     monkeypatch.setattr("builtins.input", console.input)
     speculation = {"target": str(target), "num_speculative_tokens": 4, "adaptive": False}
     arguments = ["--speculative-config", json.dumps(speculation), "--dtype", "float32"]
     command = ["-m", "vllm_redrafter", "serve", str(drafter)]
-    with server.started([*command, *arguments, "--enforce-eager"]) as url:
+    command += [*arguments, "--enforce-eager"]
+    with server.started(command, process_trees.forking(os.environ)) as url:
         chat(url, None, ChatSettings(temperature=0.0, max_tokens=100), console)
     shown = console.shown()
     assert f"{drafter} at {url}; " in shown and "/help" in shown

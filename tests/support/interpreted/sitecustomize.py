@@ -3,17 +3,27 @@
 
 vLLM uses Triton on a CPU only where Triton has a backend "cpu", and its kernels are defined while
 its modules are imported: both must be settled before, in the engine's and the workers' processes
-as well. Python imports `sitecustomize` before anything else.
+as well. Python imports `sitecustomize` before anything else; of the processes, many import no vLLM.
 """
 
 import functools
 import os
+import sys
 from types import SimpleNamespace
 
-import torch
+
+class BeforeVllm:
+    """Finds no module; the first import of vLLM makes it settle both."""
+
+    def find_spec(self, name, path, target=None):
+        if name == "vllm":
+            sys.meta_path.remove(self)
+            install()
+            hurry()
 
 
 def install() -> None:
+    import torch
     from triton.backends import Backend, backends
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
@@ -84,5 +94,4 @@ def hurry() -> None:
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    install()
-    hurry()
+    sys.meta_path.insert(0, BeforeVllm())

@@ -23,17 +23,18 @@ def started(command: Sequence[object], **arguments: Any) -> Iterator[subprocess.
             _kill_all(process)
 
 
+def forking(env: Mapping[str, str]) -> dict[str, str]:
+    """vLLM forks its processes, as on GPUs: each would import it for 8 seconds otherwise."""
+    path = os.pathsep.join([str(SUPPORT / "forking"), env["PYTHONPATH"]])
+    return {**env, "PYTHONPATH": path}
+
+
 def run(
     command: Sequence[object], timeout: float, env: Mapping[str, str] = os.environ, **arguments: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What a command prints and how it ends; nothing of it is left, after a timeout either.
-
-    vLLM forks its processes, as it does on GPUs: each would import it for 8 seconds otherwise.
-    """
-    path = os.pathsep.join([str(SUPPORT / "forking"), env["PYTHONPATH"]])
+    """What a command prints and how it ends; nothing of it is left, after a timeout either."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **arguments}
-    pipes["env"] = {**env, "PYTHONPATH": path}
-    with started(command, **pipes) as process:
+    with started(command, env=forking(env), **pipes) as process:
         stdout, stderr = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 

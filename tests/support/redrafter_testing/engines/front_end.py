@@ -23,6 +23,7 @@ ARGUMENTS = {
     "max_num_seqs": 8,
     "block_size": 32,
     "max_model_len": 256,
+    "num_gpu_blocks_override": 64,  # zeros are written to all
 }
 
 
@@ -57,7 +58,8 @@ def headless(
         if value is not True:
             options.append(str(value))
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", target, *options]
-    with process_trees.started(command, env={**os.environ, **environment}):
+    env = process_trees.forking({**os.environ, **environment})
+    with process_trees.started(command, env=env):
         yield
 
 

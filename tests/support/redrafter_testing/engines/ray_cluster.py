@@ -34,6 +34,7 @@ def ray_cluster(environment: Mapping[str, str], *gpus: int) -> Iterator[dict[str
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),  # else Ray writes one into the home folder
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_prestart_worker_first_driver": "0",
         }
         command = [sys.executable, "-P", __file__, *gpus]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
