@@ -27,7 +27,7 @@ from redrafter_testing.requests.answers import assert_logprobs_close, single_tok
 pytestmark = pytest.mark.engine
 
 Answers = dict[str, list[list[int]]]
-LENGTH, NODES, REQUESTS = 4, 8, 5
+LENGTH, NODES, REQUESTS, FEW = 4, 8, 5, 12
 LONGEST = 69
 """Where the longest text ends: the last drafts would go beyond."""
 # 5 trees of 9 nodes and a prompt's chunk; so few blocks that some requests are preempted.
@@ -54,17 +54,25 @@ def drafting_with(drafter: Drafter, nodes: int = NODES, **settings: Any) -> dict
 
 
 def share_afresh(
-    llm: Engine, drafter: Drafter, plain: Answers, sampling: str, cached: bool = False
+    llm: Engine,
+    drafter: Drafter,
+    plain: Answers,
+    sampling: str,
+    cached: bool = False,
+    tokens: int = few_tokens.TOKENS,
 ) -> float:
     """How many drafts are those of a drafter that reads the text afresh; answers equal plain.
 
-    `cached`: what was read before may still be known.
+    `cached`: what was read before may still be known. `tokens`: at most, of each answer.
     """
     if not cached:
         llm.call(reset_prefix_cache)
     llm.rpc(followed_texts.kept)
-    answers = single_tokens_of(llm.run(few_tokens.requests(sampling, REQUESTS)))
-    assert answers == plain[sampling][:REQUESTS]
+    asked = few_tokens.requests(sampling, REQUESTS)
+    for params in asked.params:
+        params.max_tokens = min(params.max_tokens, tokens)
+    answers = single_tokens_of(llm.run(asked))
+    assert answers == [answer[:tokens] for answer in plain[sampling][:REQUESTS]]
     (drafted,) = llm.rpc(followed_texts.kept)
     assert len(drafted) > 30
     possible = [(text, tokens[: LONGEST - len(text)]) for text, tokens in drafted]
@@ -107,31 +115,27 @@ def test_logprobs_are_plain_s(fixed: Engine, few_tokens_target: Path) -> None:
 
 
 def test_weights_are_replaced_by_vllm_s_own_call_and_after_sleep(
-    fixed: Engine,
-    drafter: Drafter,
-    few_tokens_plain: Answers,
-    few_tokens_target: Path,
-    tmp_path: Path,
+    fixed: Engine, drafter: Drafter, few_tokens_plain: Answers, tmp_path: Path
 ) -> None:
-    other = Drafter(drafter.method, few_tokens_target, tmp_path, seed=4)
+    other = Drafter(drafter.method, drafter.target, tmp_path, seed=4)
     fixed.rpc(followed_texts.update_draft_weights, other.folder)
-    assert share_afresh(fixed, other, few_tokens_plain, "greedy") == 1
+    assert share_afresh(fixed, other, few_tokens_plain, "greedy", tokens=FEW) == 1
     fixed.call(methodcaller("sleep", 2))
     fixed.call(methodcaller("wake_up"))
     fixed.rpc("reload_weights")
     fixed.rpc(followed_texts.update_draft_weights, drafter.folder)
-    assert share_afresh(fixed, drafter, few_tokens_plain, "greedy") == 1
+    assert share_afresh(fixed, drafter, few_tokens_plain, "greedy", tokens=FEW) == 1
 
 
-@pytest.mark.parametrize("how", ["nothing", "tokens", "states", "strided"])
+@pytest.mark.parametrize("moved", [1, 2], ids=["tokens", "states"])
 def test_a_drafter_that_reads_something_else_drafts_something_else(
-    fixed: Engine, drafter: Drafter, few_tokens_plain: Answers, how: str
+    fixed: Engine, drafter: Drafter, few_tokens_plain: Answers, moved: int
 ) -> None:
     """The controls: what the test above asserts would fail."""
-    if drafter.method == "draft_model" and how in ("tokens", "strided"):
-        pytest.skip("it reads no states, and vLLM copies what it returns")
-    fixed.rpc(followed_texts.spoil, how)
-    assert share_afresh(fixed, drafter, few_tokens_plain, "greedy") < 0.9
+    if drafter.method == "draft_model" and moved == 1:
+        pytest.skip("it reads tokens alone")
+    fixed.rpc(followed_texts.spoil, moved)
+    assert share_afresh(fixed, drafter, few_tokens_plain, "greedy", tokens=FEW) < 0.95
     fixed.rpc(followed_texts.spoil, None)
 
 
@@ -184,7 +188,7 @@ def test_mtp_layers_of_the_target_s_own_draft_what_they_draft_in_vllm_s_chains(
     """On trees, and on chains of recurrent layers and of MLA."""
     target = family.make(tmp_path / "target")
     add_mtp_layer(target)
-    asked, own = family.questions(4, 40), {"method": "mtp", "num_speculative_tokens": 3}
+    asked, own = family.questions(4, 24), {"method": "mtp", "num_speculative_tokens": 3}
     arguments = {"skip_tokenizer_init": True, "max_num_batched_tokens": 64, **family.arguments}
     with interpreted_engine(target, **arguments) as plain:
         expected = plain.run(asked)
@@ -199,4 +203,4 @@ def test_mtp_layers_of_the_target_s_own_draft_what_they_draft_in_vllm_s_chains(
             drafts.append({tuple(text): tokens for text, tokens in drafted})
     assert answers == expected, "ours: vLLM's own noise is another"
     both = drafts[0].keys() & drafts[1].keys()
-    assert len(both) > 30 and all(drafts[0][text] == drafts[1][text] for text in both)
+    assert len(both) > 20 and all(drafts[0][text] == drafts[1][text] for text in both)

@@ -33,29 +33,18 @@ def kept(worker: Any) -> list[tuple[list[int], list[int]]]:
     return drafted
 
 
-def spoil(worker: Any, how: str | None) -> None:
-    """What its drafter reads from here on; None: all as it is.
+def spoil(worker: Any, moved: int | None) -> None:
+    """From here on its drafter reads accepted paths' rows of so many dimensions alone; None: all.
 
-    Of accepted paths' rows "nothing", "tokens" or "states" alone are moved; or the tokens that it
-    returns are every second one of memory, "strided".
+    Those of tokens have one, those of states two.
     """
     from vllm_redrafter.engine.v2 import chain_trunk
-    from vllm_redrafter.engine.v2.chain_trunk import _Chain
     from vllm_redrafter.triton_kernels.compact_kv import gather_path
 
-    moved = {"nothing": (), "tokens": (1,), "states": (2,)}.get(how or "", (1, 2))
-    if not hasattr(worker, "sample_draft"):
-        worker.sample_draft = _Chain.sample_draft
-
     def gather(path: Any, row_start: Any, rows: list[torch.Tensor]) -> None:
-        gather_path(path, row_start, [part for part in rows if part.dim() in moved])
+        gather_path(path, row_start, [part for part in rows if moved in (None, part.dim())])
 
-    def strided(*args: Any) -> torch.Tensor:
-        tokens = worker.sample_draft(*args)
-        return torch.stack([tokens, tokens + 1], dim=1)[:, 0]
-
-    sample_draft = strided if how == "strided" else worker.sample_draft
-    chain_trunk.gather_path, _Chain.sample_draft = gather, sample_draft
+    chain_trunk.gather_path = gather
 
 
 def update_draft_weights(worker: Any, folder: Path) -> None:

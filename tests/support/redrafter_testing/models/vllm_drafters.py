@@ -92,7 +92,7 @@ class Drafter:
     def __init__(self, method: str, target: Path, folder: Path, seed: int = 3) -> None:
         """A draft model is the target with noise in its weights, right now and then."""
         torch.manual_seed(seed)
-        self.method, self.folder = method, folder
+        self.method, self.target, self.folder = method, target, folder
         self.model = AutoModelForCausalLM.from_pretrained(target).eval()
         self.head: Head | None = None
         if method == "draft_model":
