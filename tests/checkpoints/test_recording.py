@@ -98,9 +98,7 @@ def test_a_format_without_a_place_for_it(folder: Path, methods: Any) -> None:
     assert_refused(str(folder), message)
 
 
-def test_what_is_no_folder_or_a_read_only_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_folder_or_is_read_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in ("org/drafter", "./nowhere"):
         assert_refused(model, rf"--record: '{model}' is not a folder.*evaluate its folder")
     # Asked of the system, because root may write to folders of any mode.
@@ -109,9 +107,7 @@ def test_what_is_no_folder_or_a_read_only_one(
     assert_refused(str(folder), message)
 
 
-def test_a_full_disk_leaves_the_file_as_it_was(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_file_as_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = content(folder)
     full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(os, "fsync", full)

@@ -149,9 +149,7 @@ UNUSABLE: dict[str, list[tuple[Any, str]]] = {
     ("kind", "row", "message"),
     [(kind, *case) for kind, cases in UNUSABLE.items() for case in cases],
 )
-def test_a_row_that_cannot_be_used_is_named_with_the_reason(
-    kind: str, row: Any, message: str
-) -> None:
+def test_an_unusable_row_is_named_with_the_reason(kind: str, row: Any, message: str) -> None:
     with pytest.raises(UnusableRow, match=rf"^here: {message}") as error:
         conversation_of(row, "here")
     assert error.value.kind == kind

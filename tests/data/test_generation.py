@@ -147,9 +147,7 @@ def test_what_is_longer_than_the_model_allows_is_skipped_or_truncated_and_counte
     assert info.num_conversations == 3
 
 
-def test_answers_that_reach_a_limit_are_counted_and_have_no_eos(
-    target: Path, tmp_path: Path
-) -> None:
+def test_answers_that_reach_a_limit_are_counted_and_lack_eos(target: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, sampling=SamplingSettings(max_tokens=3))
     summary, engine = run(target, tmp_path / "max", PROMPTS, settings)
     cut = [answer for _, answer in engine.asked if not answer.ended]
@@ -178,9 +176,7 @@ def test_answers_that_reach_a_limit_are_counted_and_have_no_eos(
         (EngineSettings, {"tensor_parallel_size": 0}, "^--tensor-parallel-size must be at "),
     ],
 )
-def test_settings_out_of_range_are_refused(
-    kind: type, values: dict[str, Any], message: str
-) -> None:
+def test_values_out_of_range_are_refused(kind: type, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind(**values)
 

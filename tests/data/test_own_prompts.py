@@ -109,9 +109,7 @@ def test_a_template_that_is_missing_refuses_or_hides_the_turn_is_refused(tokeniz
             place_of_turn(tokenizer, None)
 
 
-def test_a_target_without_embeddings_of_what_comes_before_the_turn_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_target_without_embeddings_of_what_precedes_the_turn_is_refused(tmp_path: Path) -> None:
     extra = with_extra_token(make_folder(tmp_path / "target", APPENDING))
     with pytest.raises(ConfigError, match=r"chat template or the system .* \(id 512\) has no row"):
         run(extra, tmp_path / "p.jsonl", replace(SETTINGS, system_prompt="<|extra|>"))

@@ -11,14 +11,7 @@ import pytest
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.layers_of_other_backends import chunked_attention
-from redrafter_testing.models.families.without_trees import (
-    CHAINS_ALONE,
-    HIDDEN,
-    REFUSED,
-    REFUSED_ON_CPUS,
-    VOCAB,
-    start_messages,
-)
+from redrafter_testing.models.families import without_trees
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.requests import few_tokens
 
@@ -33,15 +26,15 @@ def undrafted(start: Any, few_tokens_target: Path) -> Iterator[Engine]:
 
 
 def test_before_any_process_starts(start: Any, undrafted: Engine, tmp_path: Path) -> None:
-    families = (*CHAINS_ALONE, *REFUSED)
+    families = (*without_trees.CHAINS_ALONE, *without_trees.REFUSED)
     targets = [family.make(tmp_path / family.architecture) for family in families]
-    drafter = make_drafter(tmp_path / "drafter", VOCAB, HIDDEN)
-    said = undrafted.call(start_messages, targets, drafter)
+    drafter = make_drafter(tmp_path / "drafter", without_trees.VOCAB, without_trees.HIDDEN)
+    said = undrafted.call(without_trees.start_messages, targets, drafter)
     for family, message in zip(families, said, strict=True):
         expected = f"^ReDrafter verifies chains on this target: {family.message}"
-        refused = family.message if family in REFUSED else None
+        refused = family.message if family in without_trees.REFUSED else None
         if start is cpu_engine:
-            refused = REFUSED_ON_CPUS.get(family.message, refused)
+            refused = without_trees.REFUSED_ON_CPUS.get(family.message, refused)
         if refused is not None:
             expected = f"{refused}.*; leave the speculative config out to run it$"
         assert re.search(expected, message), f"{family.architecture}: {message!r}"

@@ -54,9 +54,7 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     assert f"{result.acceptance.tokens_per_step:.2f} tokens per target step" in card
 
 
-def test_the_drafter_is_saved_in_the_targets_dtype(
-    target: Path, data: Path, tmp_path: Path
-) -> None:
+def test_drafters_are_saved_in_the_targets_dtype(target: Path, data: Path, tmp_path: Path) -> None:
     run(job(target, data, tmp_path, target_dtype="bfloat16", precision="bf16"))
     [*_, newest] = sorted((tmp_path / "checkpoints").iterdir())
     for folder, dtype in ((tmp_path, torch.bfloat16), (newest, torch.float32)):
@@ -86,9 +84,7 @@ def arguments(target: Path, data: Path, output: Path) -> list[str]:
     return ["train", str(target), f"--data={data}", f"--output={output}", "--held-out=4", *sizes]
 
 
-def test_a_killed_run_is_resumed_to_the_same_weights(
-    target: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_resumes_to_the_same_weights(target: Path, data: Path, tmp_path: Path) -> None:
     """kill -9 anywhere, and the same command with --resume, in another process."""
 
     def command(output: str) -> list[str]:

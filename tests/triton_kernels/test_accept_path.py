@@ -11,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from redrafter_testing.algorithm.tree_batches import (
-    GARBAGE,
-    bushy,
-    chain,
-    grown_tree,
-    poisoned,
-    star,
-    token_trees,
-)
+from redrafter_testing.algorithm import tree_batches
 from vllm_redrafter.tree.acceptance import accept_path as torch_accept_path
 from vllm_redrafter.triton_kernels.accept_path import AcceptedPaths, SampledRows, accept_path
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
@@ -40,7 +32,7 @@ class Walk:
     @classmethod
     def to(cls, node: int, parents: list[int]) -> Self:
         """Nodes carry their index, and the target goes to this node and then elsewhere."""
-        sampled = [GARBAGE] * len(parents)
+        sampled = [tree_batches.GARBAGE] * len(parents)
         sampled[node] = 5000 + node
         while node:
             sampled[parents[node]] = node
@@ -55,15 +47,17 @@ def arguments(device: torch.device, walks: Sequence[Walk], slots: int) -> dict[s
     reverse order; buffers have 2 requests more.
     """
     requests, room = len(walks), len(walks) + 2
-    tree = token_trees([w.parents for w in walks], slots, [w.tokens for w in walks])
+    tree = tree_batches.token_trees([w.parents for w in walks], slots, [w.tokens for w in walks])
     trees = TreeBuffers(room, slots - 1, device)
     for name in ("tokens", "parents", "depths", "ancestors"):
-        getattr(trees, name)[:requests] = poisoned(getattr(tree, name), tree).to(device)
+        getattr(trees, name)[:requests] = tree_batches.poisoned(getattr(tree, name), tree).to(
+            device
+        )
     trees.num_nodes[:requests] = tree.num_nodes.to(device)
     sampled: list[int] = []
     starts = [0]
     for walk in walks:
-        sampled += [*walk.sampled, GARBAGE, -1]
+        sampled += [*walk.sampled, tree_batches.GARBAGE, -1]
         starts.append(len(sampled))
     lengths = torch.arange(requests, dtype=torch.int32)
     goes_on = (torch.arange(requests) % READING == READING - 1).int()
@@ -106,7 +100,7 @@ def check(device: torch.device, walks: Sequence[Walk], slots: int) -> None:
             accept_path(**call | changed)
     out = AcceptedPaths(*(part.cpu() for part in call["out"]))
 
-    tree = token_trees([w.parents for w in walks], slots, [w.tokens for w in walks])
+    tree = tree_batches.token_trees([w.parents for w in walks], slots, [w.tokens for w in walks])
     padded = torch.zeros(len(walks), slots, dtype=torch.int64)
     for request, walk in enumerate(walks):
         padded[request, : len(walk.sampled)] = torch.tensor(walk.sampled)
@@ -132,7 +126,7 @@ def check(device: torch.device, walks: Sequence[Walk], slots: int) -> None:
 def some_walks(draw: st.DrawFn) -> Walk:
     """Siblings differ; what is sampled is often a child's token."""
     draws = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 2)), max_size=20)
-    tokens, parents = grown_tree(draw(draws), root=100)
+    tokens, parents = tree_batches.grown_tree(draw(draws), root=100)
     sampled = draw(st.lists(st.integers(-1, 3), min_size=len(tokens), max_size=len(tokens)))
     return Walk(tokens, parents, sampled)
 
@@ -143,7 +137,7 @@ def test_the_path_is_the_reference_s(device: torch.device, walks: list[Walk], sl
     check(device, walks, slots)
 
 
-@pytest.mark.parametrize("shape", [chain, star, bushy])
+@pytest.mark.parametrize("shape", [tree_batches.chain, tree_batches.star, tree_batches.bushy])
 @pytest.mark.parametrize("slots", [2, 5, 33, 128])
 def test_every_bit_of_every_word_counts(
     device: torch.device, shape: Callable[[int], list[int]], slots: int

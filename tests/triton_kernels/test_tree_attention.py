@@ -92,9 +92,7 @@ def test_trees_of_128_nodes_are_exact(
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
-def test_a_launch_may_be_larger_than_its_trees(
-    launch: Callable[..., Launch], num_parts: int
-) -> None:
+def test_a_launch_may_exceed_its_trees(launch: Callable[..., Launch], num_parts: int) -> None:
     """As in a CUDA graph: sizes for the largest batch, most requests without nodes."""
     batch = launch([(20, bushy(5)), (0, []), (9, []), (11, chain(3)), (2**20, [])], slots=64)
     batch.max_nodes, batch.max_context_len = 64, 40

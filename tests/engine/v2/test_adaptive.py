@@ -89,9 +89,7 @@ def test_chains_grammars_and_logprobs_equal_plain_whatever_each_step_s_budget(
     assert adaptive.accepted() > before + 10, "trees were hardly used"
 
 
-def test_with_a_shut_gate_nothing_is_drafted_nor_verified(
-    adaptive: Engine, plain_v2: Plain
-) -> None:
+def test_with_a_shut_gate_nothing_is_drafted_or_verified(adaptive: Engine, plain_v2: Plain) -> None:
     adaptive.rpc(budgets.force, 0.0)
     adaptive.rpc(recorded_graphs.replay, True)
     before = [adaptive.counter(name) for name in DRAFTED]
