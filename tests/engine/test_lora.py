@@ -84,4 +84,4 @@ def test_every_request_is_answered_with_its_adapter_on_model_runner_v2(
         # Of an adapter's users, none is drafted what only others' answers have.
         llm.rpc(record_drafts)
         assert foreign_canaries(llm, Tenants(100, are_one=True))[1] > 20
-        assert foreign_canaries(llm, Tenants(200, adapters=adapters)) == [0, 0]
+        assert foreign_canaries(llm, Tenants(100, adapters=adapters)) == [0, 0]

@@ -44,9 +44,7 @@ def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
         ({"drafter": None, "context_matches": 0}, "there is nothing to verify"),
     ],
 )
-def test_settings_out_of_range_are_refused(
-    pair: Any, settings: dict[str, Any], message: str
-) -> None:
+def test_values_out_of_range_are_refused(pair: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_drafter(**{"drafter": pair.drafter, "model": pair.model, **settings})
 

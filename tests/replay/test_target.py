@@ -115,9 +115,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if "tensors" not in form])
-def test_a_quantised_target_that_transformers_cannot_run_is_refused(
-    form: str, tmp_path: Path
-) -> None:
+def test_a_quantised_target_transformers_cannot_run_is_refused(form: str, tmp_path: Path) -> None:
     folder = quantise(make_small_target(tmp_path), FORMATS[form])
     with pytest.raises(ConfigError, match=r"cannot run it here \(.+\): .* with --other-target"):
         load_target(Target.open(folder))

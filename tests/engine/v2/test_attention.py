@@ -64,9 +64,7 @@ IMAGES = torch.tensor([[[2, 9]], [[0, 0]], [[4, 19]], [[3, 8]]], dtype=torch.int
 SPANS: Spans = {0: [(3, 18)], 1: [(5, 20), (30, 45)], 2: []}
 
 
-def images_step(
-    lengths: list[int], rows: list[int], reading: list[bool]
-) -> CommonAttentionMetadata:
+def image_step(lengths: list[int], rows: list[int], reading: list[bool]) -> CommonAttentionMetadata:
     """Requests of so many rows each, the last of so many tokens."""
     nothing: Any = None
     starts = torch.tensor([0, *rows]).cumsum(0)
@@ -101,5 +99,5 @@ def images_step(
 def test_images_are_named_of_which_a_prompt_s_rows_are_tokens(
     lengths: list[int], rows: list[int], reading: list[bool], expected: Spans | None
 ) -> None:
-    found = _spans_read(images_step(lengths, rows, reading))
+    found = _spans_read(image_step(lengths, rows, reading))
     assert (found and {request: spans for request, spans in found.items() if spans}) == expected

@@ -78,6 +78,22 @@ def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
 
         scope.set_attr(obj, name, call)
 
+    semantic = type(interpreter.interpreter_semantic)
+    check_types, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
+
+    def check_other_types(self: Any, a: Any, b: Any, *allowed: bool, **more: bool) -> Any:
+        same = type(a) is type(b) is tensor and vars(a.type) is vars(b.type)
+        if same and not a.dtype.is_ptr() and not more and len(allowed) < 3:  # no division
+            return a, b
+        return check_types(self, a, b, *allowed, **more)
+
+    def broadcast_others(self: Any, a: Any, b: Any) -> Any:
+        is_block = type(a.type) is block_type
+        same = not is_block or a.handle.data.shape == b.handle.data.shape
+        if same and is_block == (type(b.type) is block_type):
+            return a, b
+        return broadcast(self, a, b)
+
     options = interpreter.InterpreterOptions(sanitize_overflow=False)  # nothing is reported
     yield interpreter.interpreter_builder, "options", options
     yield block_type, "__init__", make_known_block
@@ -90,3 +106,5 @@ def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield interpreter.TensorHandle, "__init__", make_handle
     yield interpreter, "_get_np_dtype", known_numpy_type
     yield interpreter, "_patch_attr", patch_builtin
+    yield semantic, "binary_op_type_checking_impl", check_other_types
+    yield semantic, "broadcast_impl_value", broadcast_others

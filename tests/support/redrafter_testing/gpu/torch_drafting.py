@@ -70,15 +70,13 @@ class TorchSearch:
 
 
 @as_one_node
-def find_matches(
-    text: Tensor, num_tokens: Tensor, entries: Tensor, vocab_size: int, out: Any
-) -> None:
+def find_matches(text: Tensor, num_tokens: Tensor, entries: Tensor, vocab: int, out: Any) -> None:
     requests = len(entries)
     _, num_paths, path_length = out.tokens.shape
     is_text, rows = entries < len(text), entries.clamp(max=len(text) - 1)
     lengths = num_tokens.index_select(0, rows).clamp(min=1).long().numpy()
     paths = num_paths, path_length
-    found = own_matches(text.numpy(), rows.long().numpy(), lengths, paths, vocab_size)
+    found = own_matches(text.numpy(), rows.long().numpy(), lengths, paths, vocab)
     for to, part, none in ((out.tokens, found.tokens, -1), (out.classes, found.classes, 0)):
         to[:requests].copy_(part.masked_fill(~is_text[:, None, None], none))
 
