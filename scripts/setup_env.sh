@@ -61,10 +61,13 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
 fi
 : >"$log"
 
-index=
+index= vllm=
 if nvidia-smi >/dev/null 2>&1; then
     build=cuda
-    phase "installing vLLM for CUDA and the rest"
+    # The newest that was tested: the extra alone takes the newest there is.
+    newest='import json, sys; print("vllm==" + [*json.load(sys.stdin)["versions"]][-1])'
+    vllm=$(.venv/bin/python -c "$newest" <vllm_redrafter/engine/vllm_interface.json)
+    phase "installing $vllm for CUDA and the rest"
 else
     # vLLM asks for torch's CPU build, which is on PyTorch's own index. Where that cannot be reached, it may
     # still be found (a mirror, a folder of wheels).
@@ -125,12 +128,12 @@ install_by_uv() {
     while IFS= read -r setting; do
         [[ -z $setting ]] || export "$setting"
     done <<<"$settings"
-    $uv pip install --python .venv/bin/python --index-strategy unsafe-best-match -e ".[$build,train,dev]"
+    $uv pip install --python .venv/bin/python --index-strategy unsafe-best-match -e ".[$build,train,dev]" $vllm
 }
 
 if ! install_by_uv 2>&1 | follow; then
     phase "without uv ($log says why), with pip: minutes"
-    .venv/bin/python -m pip install --no-compile -e ".[$build,train,dev]" ${index:+--extra-index-url "$index"} 2>&1 |
+    .venv/bin/python -m pip install --no-compile -e ".[$build,train,dev]" $vllm ${index:+--extra-index-url "$index"} 2>&1 |
         follow || {
         tail -n 20 "$log" >&2
         die "pip failed, see above and $log. On a CPU machine it has to find the CPU build of torch (from $torch_cpu_index)"

@@ -73,3 +73,8 @@ def test_every_recorded_vllm_is_tested_in_ci_and_has_a_row() -> None:
     assert tested == set(recorded)
     text = (REPO / "docs" / "compatibility.md").read_text()
     assert re.findall(r"^\| vLLM (\d\.\d+) \|", text, re.MULTILINE) == recorded
+    # `make setup` takes the newest on a GPU machine; so do commands that are copied, and the image.
+    pinned = re.compile(r"(?:vllm==|^ARG VLLM=.*:v)([\d.]+)", re.MULTILINE)
+    pages = ("docs/serving.md", "docs/deploy.md", "recipes/8b-on-one-gpu/README.md")
+    for name in (*pages, "deploy/Dockerfile"):
+        assert {*pinned.findall((REPO / name).read_text())} == {[*versions][-1]}, name
