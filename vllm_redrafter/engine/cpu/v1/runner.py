@@ -118,14 +118,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         config = self.proposer.config
         if not config.adaptive:
             return
-        if self.parallel_config.data_parallel_size > 1:
-            logger.warning(
-                "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, "
-                "whether that pays or not: the ranks of this data-parallel target step together, "
-                'and costs cannot be measured. With "adaptive": false this is not said.',
-                config.num_speculative_tokens,
-            )
-            return
         started = perf_counter()
         self.costs = measure_costs(self, self.proposer)
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
