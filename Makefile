@@ -12,8 +12,9 @@ demo: .venv/.ready
 	.venv/bin/vllm-redrafter demo $(ARGS)
 
 # Not `python -m pytest`: it puts the repository root on sys.path, and with it a plain `triton_kernels`.
+# Bytecode is written: the tests' many processes would compile vLLM again and again.
 test: .venv/.ready
-	.venv/bin/pytest tests -n 2 --dist loadscope --no-loadscope-reorder --durations=10 $(ARGS)
+	PYTHONDONTWRITEBYTECODE= .venv/bin/pytest tests -n 2 --dist loadscope --no-loadscope-reorder --durations=10 $(ARGS)
 
 # 2,000 requests to a server that drafts and to plain vLLM: 157 s on one core (AVX2, 2026-11-22).
 soak: .venv/.ready
