@@ -29,7 +29,7 @@ def decode(tokens: list[int]) -> str:
     return b"".join(TEXTS[token] for token in tokens).decode(errors="replace")
 
 
-ANSWER = answer_data("a </script> prompt", [0, 1, 2, 3], STEPS, decode)
+ANSWER = answer_data("a </script> prompt", [[0], [1, 2], [3]], STEPS, decode)
 PAGE = page({"target": "<b id=target>"}, [STEPS[0], *STEPS], [ANSWER])
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 OPTIONS += [f"--disable-{what}" for what in ("background-networking", "component-update", "sync")]
@@ -58,7 +58,7 @@ def test_a_step_has_its_texts_its_time_and_its_nodes_up_to_the_answers_end() -> 
     texts = [(step["drafted"], step["own"], step["tokens"]) for step in steps]
     # A character is shown with the last of its bytes.
     assert texts == [("", "</script><b id=broken>", 1), ("&lt;", "", 2), ("", "é", 1)]
-    assert answer_data("?", [0, 1], STEPS, decode)["steps"] == [steps[0], steps[1] | {"tokens": 1}]
+    assert answer_data("?", [[1]], STEPS[1:2], decode)["steps"] == [steps[1] | {"tokens": 1}]
     assert (steps[2]["expected_tokens"], steps[2]["seconds"]) == (1.5, 0.3)
     assert steps[2]["nodes"][1] == asdict(CANDIDATES[0]) | {"text": "<!--<script>"}
 

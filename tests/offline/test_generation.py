@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
 from redrafter_testing.oracles.oracle import write_oracle
-from vllm_redrafter.cli.demo.engine import Job, Round, decode_in_vllm
+from vllm_redrafter.cli.demo.engine import Round, vllm_process
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
@@ -231,13 +231,17 @@ def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_p
     assert rows_of(data) == rows_of(runs.sampled)
 
 
-def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
+def test_the_demos_processes_keep_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
-    asked = Round(prompts, 1, 2, candidates=3)
-    decoded, told = decode_in_vllm(
-        tmp_path, Job(str(target), None, "float32", [Round(prompts, 12, 2), asked])
-    )
     expected = written_by(target, prompts, 12)
+    given = {"target": str(target), "dtype": "float32", "max_num_seqs": 2}
+    matches = {"method": "redrafter", "num_speculative_tokens": 4, "adaptive": False}
+    with vllm_process(tmp_path, **given) as plain, vllm_process(tmp_path, matches, **given) as own:
+        decoded, told = plain(Round(prompts, 12, 2)), plain(Round(prompts, 1, 2, candidates=3))
+        _, recorded = (own(Round(prompts, 12, 1, is_recorded=True)) for _ in range(2))
+        assert plain(Round([], 1, 2, candidates=3)).candidates == []
     assert decoded.answers == [[[token] for token in answer] for answer in expected]
-    best = [max(each, key=itemgetter(1))[0] for each in told.candidates]
-    assert best == [answer[0] for answer in expected]
+    assert [[*chain(*steps)] for steps in recorded.answers] == expected
+    drafted = [[[*range(len(step) - 1)] for step in steps[:-1]] for steps in recorded.answers]
+    assert [of[:-1] for of in recorded.found] == drafted and any(chain(*drafted))  # no drafter
+    assert [max(each, key=itemgetter(1))[0] for each in told.candidates] == [a[0] for a in expected]

@@ -4,9 +4,10 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from redrafter_testing.models.families.family import word_tokenizer
 from redrafter_testing.own_commands import refusal_of
 from vllm_redrafter import save_drafter
 from vllm_redrafter.cli.demo import smollm2
-from vllm_redrafter.cli.demo.engine import Decoded, Job, Round, decode_in_vllm
+from vllm_redrafter.cli.demo.engine import Decoded, Round, vllm_process
 from vllm_redrafter.cli.demo.smollm2 import PROMPTS
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -38,30 +39,31 @@ def target(tmp_path: Path) -> Path:
 
 
 class Engine:
-    """It answers "so it is", with a drafter in two steps; what it is given is kept."""
+    """It answers "so it is", with a drafter in two steps; what both are given is kept."""
 
     plain, drafted = [[2], [3], [4]], [[2], [3, 4]]
     candidates: Sequence[tuple[int, float]] = ()
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.rounds: list[tuple[Any, Round]] = []
 
-    def decode(self, _: Path, job: Job) -> Iterator[Decoded]:
-        self.jobs.append(job)
-        last = self.drafted if job.speculative_config else self.plain
-        for each in job.rounds:
+    @contextmanager
+    def process(self, _: Path, config: Any = None, **_arguments: Any) -> Iterator[Any]:
+        def decode(each: Round) -> Decoded:
+            self.rounds.append((config, each))
             if each.candidates:
-                yield Decoded(0.0, [], [[*self.candidates] for _ in each.prompts])
-            else:
-                steps = Engine.drafted if job.speculative_config else Engine.plain
-                answers = [steps] * (len(each.prompts) - 1) + [last]
-                yield Decoded(1.0 * len(steps), answers)
+                return Decoded(0.0, [], [[*self.candidates] for _ in each.prompts])
+            steps, last = (Engine.drafted, self.drafted) if config else (self.plain, self.plain)
+            answers = [steps] * (len(each.prompts) - 1) + [last]
+            found = [[[], [0]]] * (len(each.prompts) - 1) + [[]]  # nothing of the last is recorded
+            return Decoded(1.0 * len(steps), answers, found=found)
+
+        yield decode
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    engine = Engine()
-    monkeypatch.setattr(smollm2, "decode_in_vllm", engine.decode)
+    monkeypatch.setattr(smollm2, "vllm_process", (engine := Engine()).process)
     return engine
 
 
@@ -73,27 +75,26 @@ def show(console: Typed, target: Path, shape: Mapping[str, int] = MappingProxyTy
     return console.shown()
 
 
-def test_the_demo_compares_and_shows_all_answers(engine: Engine, target: Path) -> None:
+def test_the_demo_compares_in_turns_and_shows_all_answers(engine: Engine, target: Path) -> None:
     shape = {"num_speculative_tokens": 5, "beam_width": 2, "beam_length": 3}
     output = show(Typed(()), target, shape)
-    plain, drafted = engine.jobs
-    assert plain.speculative_config is None
     drafter = {"model": str(target.with_name("drafter")), "earlier_answers": 0}
-    assert drafted.speculative_config == drafter | shape
-    assert plain.rounds == drafted.rounds
-    assert [each.in_flight for each in plain.rounds] == [1, 1, 4, 4, 8, 8]
-    assert [len(each.prompts) for each in plain.rounds[::2]] == [len(PROMPTS), 12, 24]
+    *turns, shown, _ = engine.rounds
+    assert [config for config, _ in turns] == [None, drafter | shape] * 6
+    rounds = [each for _, each in turns[::2]]
+    assert rounds == [each for _, each in turns[1::2]] and not any(r.is_recorded for r in rounds)
+    assert [(r.in_flight, len(r.prompts)) for r in rounds[::2]] == [(1, 4), (4, 12), (8, 24)]
+    assert shown == (drafter | shape, Round(rounds[1].prompts, 64, 1, is_recorded=True))
     assert output.count("1.50×") == output.count("2.00") == 3
-    for total in (len(PROMPTS), 12, 24):
-        assert f"{total} of {total}: {total} equal" in output
-    said = "1 of its 3 tokens were drafted, in 2 target steps; equal to plain vLLM"
-    assert output.count(said) == output.count("so\x1b[4;32m it\x1b[0m is") == len(PROMPTS)
-    assert all(question in output for question in PROMPTS)
-    assert str(target.with_name("cache")) in output
+    assert all(f"{n} of {n}: {n} equal" in output for n in (len(PROMPTS), 12, 24))
+    said = "1 of its 3 tokens were drafted (1 of them found in the text), in 2 target steps; equal"
+    assert output.count(said) == output.count("so\x1b[7;36m it\x1b[0m is") == len(PROMPTS) - 1
+    assert output.count("drafted, in 2") == output.count("so\x1b[4;32m it\x1b[0m is") == 1
+    assert all(text in output for text in [*PROMPTS, str(target.with_name("cache"))])
 
 
 @pytest.mark.parametrize(
-    ("dtype", "drafted", "candidates", "verdict"),
+    ("dtype", "drafted", "told", "said"),
     [
         # Behind the first difference the texts are different, and nothing can be compared.
         (torch.bfloat16, [[2], [5, 5]], [(5, -1.0), (3, -1.125)], NEAR_TIE),
@@ -104,25 +105,18 @@ def test_the_demo_compares_and_shows_all_answers(engine: Engine, target: Path) -
     ],
 )
 def test_an_answer_that_parts_is_a_near_tie_by_plain_vllms_log_probabilities_or_a_fault(
-    dtype: torch.dtype,
-    drafted: list[list[int]],
-    candidates: list[tuple[int, float]],
-    verdict: str,
-    engine: Engine,
-    target: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: Any, drafted: Any, told: Any, said: str, engine: Engine, target: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(smollm2, "fast_dtype", lambda: dtype)
-    engine.drafted, engine.candidates = drafted, candidates
+    engine.drafted, engine.candidates = drafted, told
     console = Typed(())
     refused = pytest.raises(ConfigError, match="a fault of ReDrafter: please report")
-    with refused if "FAULT" in verdict else nullcontext():
+    with refused if "FAULT" in said else nullcontext():
         show(console, target)
-    assert re.search(verdict, console.shown())
+    assert re.search(said, console.shown())
     assert "parts from plain vLLM at token 2, where" in console.shown()
-    config, (asked,) = engine.jobs[1].speculative_config, engine.jobs[2].rounds
-    assert config is not None and config["num_speculative_tokens"] == 12
-    assert [prompt[-2:] for prompt in asked.prompts] == [[6, 2]] * 3
+    assert (engine.rounds[1][0]["num_speculative_tokens"], engine.rounds[-1][0]) == (12, None)
+    assert [prompt[-2:] for prompt in engine.rounds[-1][1].prompts] == [[6, 2]] * 4
 
 
 def test_prompts_are_written_by_the_targets_template_or_refused(target: Path) -> None:
@@ -143,14 +137,15 @@ def test_targets_and_drafters_that_cannot_be_used_are_refused(target: Path, tmp_
     cache = {"XDG_CACHE_HOME": str(tmp_path)}
     assert "none': no such folder" in refusal_of("demo", "--target", tmp_path / "none", **cache)
     misfit = refusal_of("demo", "--target", target, **cache)
-    assert "smollm2-135m-instruct' does not fit the target" in misfit
-    assert "hidden size is 576, the target's 8" in misfit
+    assert "135m-instruct' does not fit" in misfit and "is 576, the target's 8" in misfit
 
 
-JOB = Job("t", None, "float32", [Round([[1], [2]], 4, 2), Round([[3]], 4, 1)])
-READ = "import json, sys\njob = json.load(sys.stdin)\nprint('noise', file=sys.stderr)\n"
-ANSWER = """for each in job["rounds"]:
-    print(json.dumps({"seconds": 1.5, "answers": [each["prompts"]]}), flush=True)
+ROUNDS = [Round([[1], [2]], 4, 2), Round([[3]], 4, 1)]
+ANSWERING = """import json, sys, time
+print(json.loads(sys.argv[-1])["max_num_seqs"], file=sys.stderr, flush=True)
+for line in sys.stdin:
+    print(json.dumps({"seconds": 1.5, "answers": [json.loads(line)["prompts"]]}), flush=True)
+time.sleep(3600)
 """
 
 
@@ -160,17 +155,18 @@ def run(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Deco
     program.write_text(f"#!{sys.executable}\n{script}")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    return [*decode_in_vllm(folder, JOB)]
+    with vllm_process(folder, max_num_seqs=2) as decode:
+        return [decode(each) for each in ROUNDS]
 
 
-def test_each_round_of_a_job_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the engine is not waited for: this one would take an hour."""
-    answered = run(f"{READ}{ANSWER}import time; time.sleep(3600)", tmp_path, monkeypatch)
+def test_rounds_are_decoded_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the engine is not waited for at the end: this one would take an hour."""
+    answered = run(ANSWERING, tmp_path, monkeypatch)
     assert answered == [Decoded(1.5, [[[1], [2]]]), Decoded(1.5, [[[3]]])]
-    assert (tmp_path / "vllm-without-redrafter.log").read_text() == "noise\n"
+    assert (tmp_path / "vllm-without-redrafter.log").read_text() == "2\n"
 
 
-@pytest.mark.parametrize("begin", ["import sys\n", READ])
+@pytest.mark.parametrize("begin", ["import sys\n", "import sys\ninput()\n"])
 def test_a_failing_engine_shows_the_end_of_its_log(
     begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

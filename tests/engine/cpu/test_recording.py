@@ -66,9 +66,9 @@ def test_a_recorded_answer_is_plain_vllms(target: Path, drafter: Path) -> None:
         answer, steps = engine.call(recording.record_answer, PROMPT_TOKENS, TOKENS)
         undrafted = engine.call(recording.record_answer, PROMPT_TOKENS, TOKENS, (0.0, 0), False)
         sampled = engine.call(recording.record_answer, PROMPT_TOKENS, TOKENS, (1.0, 7))
-    assert answer == undrafted[0] == expected != sampled[0]
+    whole = [[token for step in of for token in step] for of in (answer, undrafted[0], sampled[0])]
+    assert whole[0] == whole[1] == expected != whole[2]
     assert [any(step.nodes for step in of) for of in (undrafted[1], sampled[1])] == [False, True]
-    given = [token for step in steps for token in step.output_tokens]
-    assert given[: len(answer)] == answer
+    assert all(of == step.output_tokens[: len(of)] for of, step in zip(answer, steps, strict=True))
     verified = [sum(node.verified for node in step.nodes) for step in steps[1:-1]]
     assert min(verified) > 1, "drafts were not recorded"

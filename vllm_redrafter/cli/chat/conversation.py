@@ -16,16 +16,17 @@ from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.data.conversation_rows import unpaired_surrogate
 from vllm_redrafter.utils.errors import ConfigError
 
-DRAFTED = "green underline"
-"""The style of tokens that were drafted and accepted."""
+DRAFTED, FOUND = "green underline", "cyan reverse"
+"""Styles of tokens that were drafted and accepted; and of those that a match in the text had."""
 NEW, HELP = "/new", "/help"
 """Typed instead of a message: forget the conversation, and say what can be typed."""
 COMMANDS = f"Ctrl-C stops an answer, Ctrl-D ends the chat; {NEW} forgets it, {HELP} says this"
 
 
-def marked(text: str, console: Console) -> Text:
-    """Text that was drafted and accepted: underlined, or ‹like this› where nothing can be."""
-    return Text(text, DRAFTED) if console.color_system or not text else Text(f"‹{text}›")
+def marked(text: str, console: Console, style: str = DRAFTED) -> Text:
+    """Text of a style; ‹DRAFTED› or «FOUND» where there are no styles."""
+    begin, end = "‹›" if style == DRAFTED else "«»"
+    return Text(text, style) if console.color_system or not text else Text(begin + text + end)
 
 
 def chat(

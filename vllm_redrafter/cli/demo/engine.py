@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of the demo: vLLM in a process of its own.
+"""An engine of the demo: vLLM in a process of its own, which waits between rounds.
 
-The process reads a `Job` as JSON from its standard input, and prints a `Decoded` as JSON for each
-round.
+Its argument is the engine's arguments, as JSON. It reads a `Round` per line of standard input, and
+prints a `Decoded`; both are JSON. It ends where standard input ends.
 """
 
 import json
@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,15 @@ MAX_MODEL_LEN = 512
 class Round:
     """Prompts (token ids) to decode greedily, `in_flight` of them at once.
 
-    With `candidates`, so many of each prompt's most probable next tokens are told instead.
+    With `candidates`, so many of each prompt's most probable next tokens are told instead. If it
+    `is_recorded`, a CPU engine tells which tokens were found in the text, one prompt at a time.
     """
 
     prompts: list[list[int]]
     max_tokens: int
     in_flight: int
     candidates: int = 0
-
-
-@dataclass(frozen=True)
-class Job:
-    """What an engine decodes, round by round; plainly, if the speculative config is None."""
-
-    target: str
-    speculative_config: dict[str, Any] | None
-    dtype: str
-    rounds: list[Round]
+    is_recorded: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,20 +43,25 @@ class Decoded:
     """A round's seconds, prefills included, and per prompt and engine step the tokens it output.
 
     The last token of a step is the target's own; those before it were drafted and accepted.
-    Candidates are pairs of a token and its log-probability, per prompt.
+    Candidates are pairs of a token and its log-probability, per prompt. `found` are, if they were
+    recorded, places (from 0) in each step: of accepted tokens that a match in the text had, too.
     """
 
     seconds: float
     answers: list[list[list[int]]]
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    found: list[list[list[int]]] = field(default_factory=list)
 
 
-def decode_in_vllm(folder: Path, job: Job) -> Iterator[Decoded]:
-    """Decode a job's rounds.
+@contextmanager
+def vllm_process(
+    folder: Path, speculative_config: dict[str, Any] | None = None, **arguments: Any
+) -> Iterator[Callable[[Round], Decoded]]:
+    """What decodes rounds until the body ends, in vLLM by its arguments; its log is in `folder`.
 
-    ConfigError: vLLM failed; the message has the end of its log, which is in `folder`.
+    ConfigError, at a round: vLLM failed; the message has the end of the log.
     """
-    log = folder / f"vllm-{'with' if job.speculative_config else 'without'}-redrafter.log"
+    log = folder / f"vllm-{'with' if speculative_config else 'without'}-redrafter.log"
     environment = {
         **os.environ,
         **cpu_variables(os.environ),
@@ -74,11 +71,22 @@ def decode_in_vllm(folder: Path, job: Job) -> Iterator[Decoded]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
     }
+    arguments |= {
+        "speculative_config": speculative_config,
+        "enforce_eager": True,
+        # A prompt is decoded several times: its prefill must cost the same each time.
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": 0.45,  # of a GPU, which two share; see `cpu_variables` for a CPU
+        "max_model_len": MAX_MODEL_LEN,
+        "seed": 0,
+        "disable_log_stats": True,
+        "distributed_executor_backend": "uni",
+    }
     with (
-        log.open("a" if job.rounds[0].candidates else "w") as output,
+        log.open("w") as output,
         subprocess.Popen(
             # -P: what lies in the current folder is not imported.
-            [sys.executable, "-P", "-m", __name__],
+            [sys.executable, "-P", "-m", __name__, json.dumps(arguments)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -86,47 +94,49 @@ def decode_in_vllm(folder: Path, job: Job) -> Iterator[Decoded]:
             text=True,
         ) as process,
     ):
-        assert process.stdin is not None and process.stdout is not None
-        try:
+        asked, told = process.stdin, process.stdout
+        assert asked is not None and told is not None
+
+        def decode(batch: Round) -> Decoded:
             with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(asdict(job)))
-                process.stdin.close()
-            for _ in job.rounds:
-                if not (line := process.stdout.readline()):
-                    raise ConfigError(f"vLLM failed; the end of {log}:\n{tail(log)}")
-                yield Decoded(**json.loads(line))
+                print(json.dumps(asdict(batch)), file=asked, flush=True)
+            if not (line := told.readline()):
+                raise ConfigError(f"vLLM failed; the end of {log}:\n{tail(log)}")
+            return Decoded(**json.loads(line))
+
+        try:
+            yield decode
         finally:
             process.kill()
+            with suppress(BrokenPipeError):
+                asked.close()
 
 
 def _main() -> None:
-    values = json.load(sys.stdin)
-    job = Job(**{**values, "rounds": [Round(**each) for each in values["rounds"]]})
     # Results alone go to standard output: what others print goes where errors go.
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    from vllm_redrafter.engine.cpu.recording import record_answer
     from vllm_redrafter.offline.llm import decode_all, next_tokens, start_llm
 
-    llm = start_llm(
-        job.target,
-        speculative_config=job.speculative_config,
-        dtype=job.dtype,
-        enforce_eager=True,
-        # A prompt is decoded several times: its prefill must cost the same each time.
-        enable_prefix_caching=False,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max(each.in_flight for each in job.rounds),
-        seed=0,
-        disable_log_stats=True,
-        distributed_executor_backend="uni",
-    )
-    for each in job.rounds:
-        started = time.perf_counter()
-        if each.candidates:
-            decoded = Decoded(0.0, [], next_tokens(llm, each.prompts, each.candidates))
+    llm: Any = None
+    for line in sys.stdin:
+        # vLLM starts at the first round, when no other engine works.
+        llm = llm or start_llm(**json.loads(sys.argv[1]))
+        on_cpu = llm.llm_engine.vllm_config.device_config.device_type == "cpu"
+        batch, started = Round(**json.loads(line)), time.perf_counter()
+        if batch.candidates:
+            decoded = Decoded(0.0, [], next_tokens(llm, batch.prompts, batch.candidates))
+        elif batch.is_recorded and on_cpu:
+            recorded = [record_answer(llm, prompt, batch.max_tokens) for prompt in batch.prompts]
+            found = [
+                [[n.depth - 1 for n in step.nodes if n.accepted and n.match_length] for step in of]
+                for _, of in recorded
+            ]
+            decoded = Decoded(0.0, [answer for answer, _ in recorded], found=found)
         else:
-            answers = decode_all(llm.llm_engine, each.prompts, each.max_tokens, each.in_flight)
-            decoded = Decoded(time.perf_counter() - started, answers)
+            answers = decode_all(llm.llm_engine, batch.prompts, batch.max_tokens, batch.in_flight)
+            decoded = Decoded(time.perf_counter() - started, answers, found=[[]] * len(answers))
         print(json.dumps(asdict(decoded)), file=output)
 
 

@@ -4,7 +4,9 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, cycle, islice
+from functools import partial
+from itertools import chain, cycle, groupby, islice, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from rich.text import Text
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import Checkpoint, shape_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
-from vllm_redrafter.cli.chat.conversation import marked
+from vllm_redrafter.cli.chat.conversation import DRAFTED, FOUND, marked
 from vllm_redrafter.cli.demo.comparison import CANDIDATES, NEAR, Parting, parting, verdict
-from vllm_redrafter.cli.demo.engine import Decoded, Job, Round, decode_in_vllm
+from vllm_redrafter.cli.demo.engine import Decoded, Round, vllm_process
 from vllm_redrafter.cli.demo.smollm2_target import get_target
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.target import EmbeddedTokens, Target
@@ -77,31 +79,43 @@ def run_demo(
     dtype = str(fast_dtype()).removeprefix("torch.")
     prompts = prompts_of(opened, PROMPTS)
     rounds = [each for level in LEVELS for each in _rounds(level, prompts)]
-    job, near = Job(os.path.expanduser(target), None, dtype, rounds), NEAR[dtype]
-    plain = _decoded(folder, job, "without ReDrafter", console)[1::2]
-    with_drafts = replace(job, speculative_config=speculation)
-    drafted = _decoded(folder, with_drafts, "with ReDrafter", console)[1::2]
-    partings = [
-        [*map(parting, batch.prompts, map(_tokens, before.answers), map(_tokens, after.answers))]
-        for batch, before, after in zip(rounds[1::2], plain, drafted, strict=True)
-    ]
-    if points := [each.prompt for each in chain(*partings) if each is not None]:
-        asked = replace(job, rounds=[Round(points, 1, LEVELS[-1], CANDIDATES)])
-        [decoded] = _decoded(folder, asked, "without ReDrafter, where answers part", console)
-        told = iter(decoded.candidates)
-        for of_level in partings:
-            of_level[:] = [each and replace(each, candidates=next(told)) for each in of_level]
+    shown, near = Round(prompts, MAX_TOKENS, 1, is_recorded=True), NEAR[dtype]
+    start = partial(vllm_process, folder, target=target, dtype=dtype, max_num_seqs=LEVELS[-1])
+    with progress_bar(console) as progress, start() as plain, start(speculation) as drafting:
+        engines = {"without": plain, "with": drafting}
+        task = progress.add_task("vLLM", total=2 * len(rounds) + 2, status="")
 
-    _print_comparison(console, dtype, plain, drafted)
+        def decode(which: str, batch: Round) -> Decoded:
+            status = f"{which} ReDrafter, {batch.in_flight} at once"
+            progress.update(task, status=status, due=0.0)  # in a file, a line for each round
+            decoded = engines[which](batch)
+            progress.advance(task)
+            return decoded
+
+        # In turn: what else the machine does falls on both.
+        pairs = [[decode(which, each) for which in engines] for each in rounds][1::2]
+        pairs.append([pairs[0][0], decode("with", shown)])
+        texts = [[[[*chain(*steps)] for steps in each.answers] for each in pair] for pair in pairs]
+        partings = [[*map(parting, cycle(prompts), *pair)] for pair in texts]
+        points = [each.prompt for each in chain(*partings) if each]
+        asked = decode("without", Round(points, 1, LEVELS[-1], CANDIDATES))
+        progress.update(task, status="rounds")
+    told = iter(asked.candidates)
+    partings = [[each and replace(each, candidates=next(told)) for each in of] for of in partings]
+
+    _print_comparison(console, dtype, pairs[:-1])
     console.print("Answers, beside plain vLLM's:")
-    for level, of_level in zip(LEVELS, partings, strict=True):
+    for level, of_level in zip(LEVELS, partings[:-1], strict=True):
         console.print(f"{level:2} at once: {verdict(of_level, near)}", highlight=False)
     if any(each.apart <= near for each in chain(*partings) if each):
         console.print(WHY_NEAR_TIES.format(dtype=dtype, near=near))
-    legend = marked("tokens like these", console)
-    console.print(Text.assemble("\nThe answers; ", legend, " were drafted and accepted"))
-    for question, steps, each in zip(PROMPTS, drafted[0].answers, partings[0], strict=True):
-        _print_answer(console, opened.tokenizer, question, steps, each)
+    answers, found = pairs[-1][1].answers, pairs[-1][1].found
+    legend = [marked("tokens like these", console), Text(" were drafted and accepted")]
+    if any(found):
+        legend += Text(", "), marked("these", console, FOUND), Text(" found in the text")
+    console.print(Text.assemble("\nThe answers; ", *legend))
+    for each in zip(PROMPTS, answers, found, partings[-1], strict=True):
+        _print_answer(console, opened.tokenizer, *each)
     console.print(f"\nThe target and the engines' logs are in {folder}")
     if any(each.apart > near for each in chain(*partings) if each is not None):
         raise ConfigError(FAULT)
@@ -140,35 +154,14 @@ def _rounds(level: int, prompts: list[list[int]]) -> list[Round]:
     return [Round(batch, MAX_TOKENS // 2, level), Round(batch, MAX_TOKENS, level)]
 
 
-def _decoded(folder: Path, job: Job, which: str, console: Console) -> list[Decoded]:
-    """What a job's engine decoded, round by round."""
-    with progress_bar(console) as progress:
-        task = progress.add_task(f"vLLM {which}", total=len(job.rounds), status="rounds")
-        progress.update(task)  # the line that a file gets at once
-        decoded = []
-        for each in decode_in_vllm(folder, job):
-            decoded.append(each)
-            progress.update(task, advance=1)
-    return decoded
-
-
-def _tokens(steps: Sequence[Sequence[int]]) -> list[int]:
-    return [*chain(*steps)]
-
-
-def _print_comparison(
-    console: Console,
-    dtype: str,
-    plain: Sequence[Decoded],
-    drafted: Sequence[Decoded],
-) -> None:
+def _print_comparison(console: Console, dtype: str, pairs: Sequence[Sequence[Decoded]]) -> None:
     table = Table(title=f"Greedy decoding in vLLM, {dtype}, tokens per second")
     for column in ("requests at once", "plain", "ReDrafter", "speed-up", "tokens per target step"):
         table.add_column(column, justify="right")
-    for level, before, after in zip(LEVELS, plain, drafted, strict=True):
-        rates = [sum(map(len, chain(*each.answers))) / each.seconds for each in (before, after)]
+    for level, pair in zip(LEVELS, pairs, strict=True):
+        rates = [sum(map(len, chain(*each.answers))) / each.seconds for each in pair]
         # The first step of an answer is its prompt's.
-        sizes = [len(step) for answer in after.answers for step in answer[1:]]
+        sizes = [len(step) for answer in pair[1].answers for step in answer[1:]]
         table.add_row(
             str(level),
             *(f"{rate:.0f}" for rate in rates),
@@ -183,22 +176,26 @@ def _print_answer(
     tokenizer: Any,
     question: str,
     steps: Sequence[Sequence[int]],
+    found: Sequence[Sequence[int]],
     where: Parting | None,
 ) -> None:
     """A question and its answer, whose accepted draft tokens are marked."""
+    styles = list[str]()
+    for step, places in zip_longest(steps, found, fillvalue=()):
+        own = len(step) - 1
+        styles += [FOUND if i in places else DRAFTED if i < own else "" for i in range(own + 1)]
     text, done, shown = Text(), "", list[int]()
-    for step in steps:
-        for tokens, is_drafted in ((step[:-1], True), (step[-1:], False)):
-            # Byte-level tokens may be parts of a character: decode all, and show what is new.
-            shown += tokens
-            decoded = tokenizer.decode(shown, skip_special_tokens=True)
-            new = decoded[len(done) :]  # a Text leaves control characters out
-            text.append(marked(new, console) if is_drafted else Text(new))
-            done = decoded
+    for style, run in groupby(zip(styles, chain(*steps), strict=True), itemgetter(0)):
+        # Byte-level tokens may be parts of a character: decode all, and show what is new.
+        shown += [token for _, token in run]
+        decoded = tokenizer.decode(shown, skip_special_tokens=True)
+        new = decoded[len(done) :]  # a Text leaves control characters out
+        text.append(marked(new, console, style) if style else Text(new))
+        done = decoded
     console.print(Text(f"\n> {question}", style="bold"))
     console.print(text, "…" if len(shown) == MAX_TOKENS else "")
-    said = f"{len(shown) - len(steps)} of its {len(shown)} tokens were drafted, in {len(steps)} "
-    said += (
-        f"target steps; {f'parts from plain vLLM at {where}' if where else 'equal to plain vLLM'}"
-    )
+    said = f"{len(shown) - styles.count('')} of its {len(shown)} tokens were drafted"
+    said += f" ({styles.count(FOUND)} of them found in the text)" if found else ""
+    said += f", in {len(steps)} target steps; "
+    said += f"parts from plain vLLM at {where}" if where else "equal to plain vLLM"
     console.print(said, style="dim")

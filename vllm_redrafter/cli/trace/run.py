@@ -96,25 +96,23 @@ def _processor() -> str:
 
 def answer_data(
     prompt: str,
-    answer: Sequence[int],
+    answer: Sequence[list[int]],
     steps: Sequence[RecordedStep],
     decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
     """An answer for the page; the last step may have had more tokens than vLLM returned."""
     data: list[dict[str, Any]] = []
-    end, text = 0, ""
-    for step in steps:
-        before, end = end, min(end + len(step.output_tokens), len(answer))
-        if end == before:
-            break
-        accepted = min(len(step.output_tokens) - 1, end - before)
+    before, text = list[int](), ""
+    for tokens, step in zip(answer, steps, strict=True):
+        accepted = tokens[: len(step.output_tokens) - 1]
         # A character of which bytes are missing is shown with the token that has the last one.
-        drafted = decode(list(answer[: before + accepted])).rstrip("\ufffd")[len(text) :]
-        own = decode(list(answer[:end])).rstrip("\ufffd")[len(text + drafted) :]
+        drafted = decode(before + accepted).rstrip("\ufffd")[len(text) :]
+        before += tokens
+        own = decode(before).rstrip("\ufffd")[len(text + drafted) :]
         text += drafted + own
         nodes = [asdict(node) | {"text": decode([node.token])} for node in step.nodes]
         texts = {"drafted": drafted, "own": own, "target": decode(step.output_tokens[-1:])}
-        data.append(asdict(step) | {"nodes": nodes, "tokens": end - before} | texts)
+        data.append(asdict(step) | {"nodes": nodes, "tokens": len(tokens)} | texts)
     return {"prompt": prompt, "steps": data}
 
 

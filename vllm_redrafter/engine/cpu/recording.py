@@ -64,17 +64,17 @@ def record_answer(
     max_tokens: int,
     sampling: tuple[float, int] = (0.0, 0),
     drafts: bool = True,
-) -> tuple[list[int], list[RecordedStep]]:
-    """The answer to a prompt, by temperature and seed, and the steps that made it."""
+) -> tuple[list[list[int]], list[RecordedStep]]:
+    """The answer to a prompt, by temperature and seed: its tokens by step, and these steps."""
     how: dict[str, Any] = dict(zip(("temperature", "seed"), sampling, strict=True))
     how["extra_args"] = None if drafts else {METHOD: {NODES: 0}}
     recorder = DraftRecorder()
     llm.collective_rpc(_attach, args=(recorder,))
     try:
-        (steps,) = decode_all(llm.llm_engine, [prompt], max_tokens, 1, **how)
+        (answer,) = decode_all(llm.llm_engine, [prompt], max_tokens, 1, **how)
     finally:
         llm.collective_rpc(_attach, args=(None,))
-    return [token for step in steps for token in step], recorder.steps
+    return answer, recorder.steps
 
 
 def _attach(worker: Any, recorder: DraftRecorder | None) -> None:
