@@ -59,8 +59,7 @@ def speculate(target: Path, drafter: Path, given: Any = None, **arguments: Any) 
 def test_a_checkpoint_is_recognised_from_the_dict_and_from_the_flags(
     target: Path, drafter: Path
 ) -> None:
-    given = {"beam_width": 3, "beam_length": 4, "tree": "beams"}
-    from_dict = speculate(target, drafter, given=given)
+    from_dict = speculate(target, drafter, {"beam_width": 3, "beam_length": 4, "tree": "beams"})
     flags = EngineArgs(
         model=str(target), enforce_eager=True, spec_model=str(drafter), spec_tokens=12
     )

@@ -242,8 +242,10 @@ def test_what_cannot_be_combined_is_refused_but_for_attention_with_chains(
     with pytest.raises(ConfigError, match=message):
         speculate(small_target, small_drafter, **arguments)
     if next(iter(arguments)).startswith(("attention", "kv_cache")):
-        config = speculate(small_target, small_drafter, {"tree": "chain"}, **arguments)
-        assert Settings.of(config).config.tree == "chain"
+        for named in ({"model": str(small_drafter)}, {"method": "redrafter"}):
+            given = {**named, "tree": "chain", "num_speculative_tokens": 4}
+            args = EngineArgs(str(small_target), speculative_config=given, **arguments)
+            assert Settings.of(args.create_engine_config()).config.tree == "chain"
 
 
 @pytest.mark.parametrize(
