@@ -142,7 +142,7 @@ class _Answer:
         return Text(f"{time.perf_counter() - self._asked:.0f} s", "dim")
 
     def add(self, choice: Any) -> tuple[str, str]:
-        """A streamed chunk's drafted text and the target's own: vLLM sends a chunk per step."""
+        """A chunk's drafted text and the target's own; there is one per step if we keep up."""
         text = choice.delta.content or ""
         tokens = (choice.logprobs and choice.logprobs.content) or []
         if text or tokens:
