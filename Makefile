@@ -5,7 +5,7 @@
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml setup.py scripts/setup_env.sh
+.venv/.ready: pyproject.toml setup.py scripts/setup_env.sh vllm_redrafter/engine/vllm_interface.json
 	bash scripts/setup_env.sh
 
 demo: .venv/.ready

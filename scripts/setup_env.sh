@@ -34,8 +34,9 @@ follow() {
     done
 }
 
-# With the folder: neither a virtual environment nor an editable install survives a move.
-stamp=$({ pwd && cat pyproject.toml setup.py scripts/setup_env.sh; } | cksum)
+# With the folder: neither a virtual environment nor an editable install survives a move. With the
+# interface, which names the vLLM that a GPU gets.
+stamp=$({ pwd && cat pyproject.toml setup.py scripts/setup_env.sh vllm_redrafter/engine/vllm_interface.json; } | cksum)
 if [[ -f $ready && $(<"$ready") == "$stamp" ]]; then
     touch "$ready" # make compares times, and a checkout makes every file new
     exit
