@@ -35,13 +35,14 @@ from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
 from redrafter_testing.oracles.oracle import write_oracle
-from vllm_redrafter.cli.demo.engine import Round, vllm_process
+from vllm_redrafter.cli.demo.engine import Round, sources_of, vllm_process
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn
+from vllm_redrafter.drafting.recorder import RecordedNode, RecordedStep
 from vllm_redrafter.offline.generation import CPU_BATCHED_TOKENS, OfflineEngine
 from vllm_redrafter.utils import names
 
@@ -242,6 +243,17 @@ def test_the_demos_processes_keep_what_each_step_put_out(target: Path, tmp_path:
         assert plain(Round([], 1, 2, candidates=3)).candidates == []
     assert decoded.answers == [[[token] for token in answer] for answer in expected]
     assert [[*chain(*steps)] for steps in recorded.answers] == expected
-    drafted = [[[*range(len(step) - 1)] for step in steps[:-1]] for steps in recorded.answers]
-    assert [of[:-1] for of in recorded.found] == drafted and any(chain(*drafted))  # no drafter
+    for steps, sources in zip(recorded.answers, recorded.sources, strict=True):  # no drafter
+        whole = chain(*(["match"] * (len(step) - 1) + ["target"] for step in steps))
+        assert sources[:-1] == [*whole][:-1]
+    assert "match" in chain(*recorded.sources)
     assert [max(each, key=itemgetter(1))[0] for each in told.candidates] == [a[0] for a in expected]
+
+
+def test_what_is_left_of_a_cut_step_has_no_token_of_the_targets_own() -> None:
+    step = RecordedStep([RecordedNode(5, 0, 1, 0.5, True, True, 3)], [5, 6, 7], 0.1)
+    assert [sources_of([5, 6, 7][:n], step)[-1] for n in (1, 2, 3)] == [
+        "match",
+        "drafter",
+        "target",
+    ]

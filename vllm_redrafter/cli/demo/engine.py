@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from vllm_redrafter.drafting.recorder import RecordedStep
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import tail
@@ -28,7 +30,7 @@ class Round:
     """Prompts (token ids) to decode greedily, `in_flight` of them at once.
 
     With `candidates`, so many of each prompt's most probable next tokens are told instead. If it
-    `is_recorded`, a CPU engine tells which tokens were found in the text, one prompt at a time.
+    `is_recorded`, a CPU engine decodes one prompt at a time, and tells what was found in the text.
     """
 
     prompts: list[list[int]]
@@ -42,15 +44,15 @@ class Round:
 class Decoded:
     """A round's seconds, prefills included, and per prompt and engine step the tokens it output.
 
-    The last token of a step is the target's own; those before it were drafted and accepted.
-    Candidates are pairs of a token and its log-probability, per prompt. `found` are, if they were
-    recorded, places (from 0) in each step: of accepted tokens that a match in the text had, too.
+    Candidates are pairs of a token and its log-probability, per prompt. Sources are, per prompt
+    and token: "target", its own; "drafter", drafted and accepted; or, if it was recorded, "match",
+    the same of a token that a match in the text had, too.
     """
 
     seconds: float
     answers: list[list[list[int]]]
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
-    found: list[list[list[int]]] = field(default_factory=list)
+    sources: list[list[str]] = field(default_factory=list)
 
 
 @contextmanager
@@ -129,15 +131,22 @@ def _main() -> None:
             decoded = Decoded(0.0, [], next_tokens(llm, batch.prompts, batch.candidates))
         elif batch.is_recorded and on_cpu:
             recorded = [record_answer(llm, prompt, batch.max_tokens) for prompt in batch.prompts]
-            found = [
-                [[n.depth - 1 for n in step.nodes if n.accepted and n.match_length] for step in of]
-                for _, of in recorded
-            ]
-            decoded = Decoded(0.0, [answer for answer, _ in recorded], found=found)
+            sources = [[*chain(*map(sources_of, *each))] for each in recorded]
+            decoded = Decoded(0.0, [answer for answer, _ in recorded], sources=sources)
         else:
             answers = decode_all(llm.llm_engine, batch.prompts, batch.max_tokens, batch.in_flight)
-            decoded = Decoded(time.perf_counter() - started, answers, found=[[]] * len(answers))
+            seconds = time.perf_counter() - started
+            sources = [[*chain(*map(sources_of, steps))] for steps in answers]
+            decoded = Decoded(seconds, answers, sources=sources)
         print(json.dumps(asdict(decoded)), file=output)
+
+
+def sources_of(tokens: list[int], step: RecordedStep | None = None) -> list[str]:
+    """Of what vLLM returned of a step; of its last one, perhaps less than the step put out."""
+    own = len(step.output_tokens if step else tokens) - 1
+    found = {n.depth - 1 for n in (step.nodes if step else ()) if n.accepted and n.match_length}
+    places = range(len(tokens))
+    return ["match" if i in found else "drafter" if i < own else "target" for i in places]
 
 
 if __name__ == "__main__":

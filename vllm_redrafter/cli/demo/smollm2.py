@@ -2,10 +2,11 @@
 """The demo, in order: SmolLM2-135M-Instruct, two engines, what they answer and how fast."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, cycle, groupby, islice, zip_longest
+from itertools import chain, cycle, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -109,12 +110,12 @@ def run_demo(
         console.print(f"{level:2} at once: {verdict(of_level, near)}", highlight=False)
     if any(each.apart <= near for each in chain(*partings) if each):
         console.print(WHY_NEAR_TIES.format(dtype=dtype, near=near))
-    answers, found = pairs[-1][1].answers, pairs[-1][1].found
+    answers, sources = pairs[-1][1].answers, pairs[-1][1].sources
     legend = [marked("tokens like these", console), Text(" were drafted and accepted")]
-    if any(found):
+    if "match" in chain(*sources):
         legend += Text(", "), marked("these", console, FOUND), Text(" found in the text")
     console.print(Text.assemble("\nThe answers; ", *legend))
-    for each in zip(PROMPTS, answers, found, partings[-1], strict=True):
+    for each in zip(PROMPTS, answers, sources, partings[-1], strict=True):
         _print_answer(console, opened.tokenizer, *each)
     console.print(f"\nThe target and the engines' logs are in {folder}")
     if any(each.apart > near for each in chain(*partings) if each is not None):
@@ -176,26 +177,24 @@ def _print_answer(
     tokenizer: Any,
     question: str,
     steps: Sequence[Sequence[int]],
-    found: Sequence[Sequence[int]],
+    sources: Sequence[str],
     where: Parting | None,
 ) -> None:
     """A question and its answer, whose accepted draft tokens are marked."""
-    styles = list[str]()
-    for step, places in zip_longest(steps, found, fillvalue=()):
-        own = len(step) - 1
-        styles += [FOUND if i in places else DRAFTED if i < own else "" for i in range(own + 1)]
+    styles = {"match": FOUND, "drafter": DRAFTED}
     text, done, shown = Text(), "", list[int]()
-    for style, run in groupby(zip(styles, chain(*steps), strict=True), itemgetter(0)):
+    for source, run in groupby(zip(sources, chain(*steps), strict=True), itemgetter(0)):
         # Byte-level tokens may be parts of a character: decode all, and show what is new.
         shown += [token for _, token in run]
         decoded = tokenizer.decode(shown, skip_special_tokens=True)
         new = decoded[len(done) :]  # a Text leaves control characters out
-        text.append(marked(new, console, style) if style else Text(new))
+        text.append(marked(new, console, styles[source]) if source in styles else Text(new))
         done = decoded
     console.print(Text(f"\n> {question}", style="bold"))
     console.print(text, "…" if len(shown) == MAX_TOKENS else "")
-    said = f"{len(shown) - styles.count('')} of its {len(shown)} tokens were drafted"
-    said += f" ({styles.count(FOUND)} of them found in the text)" if found else ""
+    counted = Counter(sources)
+    said = f"{len(shown) - counted['target']} of its {len(shown)} tokens were drafted"
+    said += f" ({counted['match']} of them found in the text)" if counted["match"] else ""
     said += f", in {len(steps)} target steps; "
     said += f"parts from plain vLLM at {where}" if where else "equal to plain vLLM"
     console.print(said, style="dim")
