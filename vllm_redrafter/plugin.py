@@ -195,7 +195,8 @@ def _logger() -> Any:
 def _announce(
     settings: Mapping[str, Any], drafter: HeadConfig | None, draft: Mapping[str, Any] | None
 ) -> None:
-    unused = OF_DRAFTER if drafter is None and draft is None else ()
+    has_drafter = drafter is not None or draft is not None
+    unused = [key for key in OF_DRAFTER if not has_drafter and settings[key] != "chain"]
     described = ", ".join(
         f"{key}={value!r}"
         for key, value in settings.items()

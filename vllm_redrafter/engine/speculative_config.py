@@ -21,8 +21,8 @@ from vllm_redrafter.utils.names import METHOD
 VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
 """Keys of vLLM's speculative config that mean something here, besides our own."""
 PASSED_ON = ("num_speculative_tokens_per_batch_size",)
-OF_DRAFTER = ("revision", "beam_width", "beam_length", "candidates")
-"""Keys that mean something only where there is a drafter."""
+OF_DRAFTER = ("revision", "beam_width", "beam_length", "tree", "candidates")
+"""Keys that mean something only where there is a drafter, but for "chain" of a tree."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,7 @@ def validated(
     if DRAFT in requested:
         return ReDrafterConfig(**shape, **shape_of_draft(requested)), None
     if requested.get("model") is None:
-        of_beams = ["tree"] if requested.get("tree") == "beams" else []
-        if useless := [key for key in OF_DRAFTER if key in requested] + of_beams:
+        if useless := [key for key in OF_DRAFTER if requested.get(key, "chain") != "chain"]:
             raise ConfigError(
                 f"speculative config: {', '.join(useless)} without a drafter: name a drafter with "
                 "'model' (--spec-model), or leave this out to verify only continuations found in "
