@@ -92,7 +92,7 @@ def watch(worker: Any) -> None:
     """Watch our parts of the step from here on; the interpreter, the device, may read tensors."""
     from triton.runtime.interpreter import GridExecutor
 
-    from vllm_redrafter.engine.v2 import verification
+    from vllm_redrafter.engine.v2 import context_matching, verification
 
     worker.no_waiting = watcher = NoWaiting()
     worker.watched_calls = 0
@@ -107,13 +107,17 @@ def watch(worker: Any) -> None:
 
         setattr(owner, name, call)
 
-    launch = GridExecutor.__call__
+    def allowed(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
 
-    def on_device(*args: Any, **kwargs: Any) -> None:
-        with watcher.allowed():
-            launch(*args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with watcher.allowed():
+                return original(*args, **kwargs)
 
-    GridExecutor.__call__ = on_device
+        setattr(owner, name, call)
+
+    allowed(GridExecutor, "__call__")
+    allowed(context_matching, "find_earlier")  # what stands in for it
     runner = worker.model_runner
     watched(runner.speculator, "propose")
     watched(runner, "sample")  # the scorer and compaction are called by it
