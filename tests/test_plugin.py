@@ -192,12 +192,10 @@ def test_a_shape_that_evaluate_recorded_is_served_field_by_field(
     keys = ("num_speculative_tokens", "beam_width", "beam_length")
     for given, expected in (({}, (7, 2, 6)), ({"beam_length": 4}, (7, 2, 4))):
         config = configure(target, speculative_config={"model": str(recorded), **given})
-        settings = config.additional_config[names.METHOD]
-        assert tuple(settings[key] for key in keys) == expected
+        assert tuple(config.additional_config[names.METHOD][key] for key in keys) == expected
         assert config.speculative_config.num_speculative_tokens == 7
     config = configure(target, spec_model=str(recorded), spec_tokens=3)
-    settings = config.additional_config[names.METHOD]
-    assert tuple(settings[key] for key in keys) == (3, 2, 6)
+    assert tuple(config.additional_config[names.METHOD][key] for key in keys) == (3, 2, 6)
     with pytest.raises(ConfigError, match="beam_length must be at most 127, got 128"):
         configure(target, speculative_config={"model": str(recorded), "beam_length": 128})
 

@@ -86,8 +86,7 @@ class Runs:
     def calls(self) -> dict[str, list[str]]:
         """The arguments of the steps that were started last, by name."""
         file = self.folder / "calls"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return dict(map(json.loads, lines))
+        return dict(map(json.loads, file.read_text().splitlines() if file.exists() else []))
 
     def summary(self) -> dict[str, str]:
         """By step, in order: how it ended, from summary.md's table."""

@@ -91,8 +91,7 @@ class CannedEngine:
         self.events.append("measure")
         counted = COUNTED if self.job.engine["speculative_config"] else {}
         outputs = [[1] * 9 for _ in self.job.prompts_at(case)]
-        made = Generation(outputs, seconds=1.0, steps=4, request_steps=8)
-        return Run(case, made, counted)
+        return Run(case, Generation(outputs, seconds=1.0, steps=4, request_steps=8), counted)
 
     def pause(self) -> None: ...
 

@@ -81,8 +81,7 @@ def test_a_depth_without_judged_nodes_keeps_its_bias() -> None:
     estimator, depths = AcceptanceEstimator(3), torch.arange(500) % 2 + 2
     estimator.observe(log_odds, depths, depths == 2, accepted)
     estimator.refit()
-    untouched = torch.tensor([acceptance.INITIAL_BIAS] * 2)
-    assert torch.equal(estimator.biases[[0, 2]], untouched)
+    assert torch.equal(estimator.biases[[0, 2]], torch.tensor([acceptance.INITIAL_BIAS] * 2))
     assert estimator.biases[1] != acceptance.INITIAL_BIAS
 
 
@@ -98,8 +97,7 @@ def test_a_draft_moves_what_it_explored_and_the_rest_moves_along() -> None:
     profile.drafted(usual[:1, :2, :1] / 2.0, GREEDY)
     greedy, of_sampled = profile.survival / usual
     # As one of so many drafts.
-    expected = 1.0 - 0.5 / (STARTING_WEIGHT + 1)
-    assert greedy == pytest.approx(np.full((4, 3), expected))
+    assert greedy == pytest.approx(np.full((4, 3), 1.0 - 0.5 / (STARTING_WEIGHT + 1)))
     assert (of_sampled == 1.0).all()
 
 

@@ -32,6 +32,5 @@ def test_the_command_lists_them_with_their_targets_or_prints_one_folder() -> Non
 def test_a_name_stands_where_a_folder_may() -> None:
     by_name, by_folder = map(Checkpoint.open, (f"redrafter:{NAME}", str(shipped_drafter(NAME))))
     assert (by_name.head, by_name.weights) == (by_folder.head, by_folder.weights)
-    served = "K 12, 4 beams of 4 tokens, 256 candidates"
-    assert served in printed_by("inspect", f"redrafter:{NAME}")
+    assert "K 12, 4 beams of 4 tokens, 256 candidates" in printed_by("inspect", f"redrafter:{NAME}")
     assert "no drafter 'other' comes with this package" in refusal_of("inspect", "redrafter:other")

@@ -49,8 +49,7 @@ def drawn(tmp_path: Path, keys: list[str]) -> str:
     file.write_text(PAGE.replace("</html>", DRIVER % json.dumps(keys)))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *OPTIONS, profile, "--dump-dom", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 def test_a_step_has_its_texts_its_time_and_its_nodes_up_to_the_answers_end() -> None:

@@ -22,8 +22,7 @@ def rows_of(heading: str, document: str = "compatibility.md") -> list[list[str]]
     text = (DOCS / document).read_text().split(f"\n{heading}\n", 1)[1]
     lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert lines is not None
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[0].splitlines()]
-    return cells[2:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[0].splitlines()][2:]
 
 
 FAMILY_ROWS = {

@@ -136,15 +136,13 @@ def test_every_command_and_its_options_exist(document: Path) -> None:
 
 
 def test_code_that_runs_as_written_has_arguments_that_its_programs_take() -> None:
-    command = [sys.executable, REPO / "scripts" / "run_code_blocks.py", "--parse"]
-    subprocess.run(command, check=True)
+    subprocess.run([sys.executable, REPO / "scripts" / "run_code_blocks.py", "--parse"], check=True)
 
 
 @documents
 def test_every_option_that_is_named_is_somebody_s(document: Path) -> None:
     ours = set().union(*options().values())
-    named = set(FLAG.findall(text_of(document)))
-    assert not sorted(named - ours - other_flags())
+    assert not sorted(set(FLAG.findall(text_of(document))) - ours - other_flags())
 
 
 @pytest.mark.parametrize("file", YAML_FILES, ids=lambda path: path.name)

@@ -60,8 +60,7 @@ def test_the_changelog_and_the_citation_are_of_this_version() -> None:
         heading, (REPO / "CHANGELOG.md").read_text(), flags=re.DOTALL | re.MULTILINE
     )
     assert section is not None and 0 < len(section[1].split()) <= 300
-    citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
-    assert citation["version"] == PROJECT["version"]
+    assert yaml.safe_load((REPO / "CITATION.cff").read_text())["version"] == PROJECT["version"]
 
 
 def test_every_recorded_vllm_is_tested_in_ci_and_has_a_row() -> None:

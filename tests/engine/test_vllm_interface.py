@@ -35,8 +35,7 @@ def test_the_record_is_what_the_script_writes_of_the_installed_vllm() -> None:
     found = {symbol: described(INSTALLED, symbol) for symbol in RECORDING["symbols"]()}
     version = RECORDING["version_of"](INSTALLED)
     assert version in RECORDED["versions"]
-    written = RECORDING["with_version"](RECORDED, version, found)
-    assert json.dumps(written) == json.dumps(RECORDED)
+    assert json.dumps(RECORDING["with_version"](RECORDED, version, found)) == json.dumps(RECORDED)
 
 
 def test_no_symbol_is_missing_in_the_newest_version_and_each_difference_has_been_judged() -> None:

@@ -59,8 +59,7 @@ def test_dear_nodes_make_small_trees_the_best() -> None:
         results = evaluate_shapes(drafter, CycleTarget(), rows(), grid, config)
         best = max(results, key=lambda result: result.speed_up)
         assert best.shape.num_speculative_tokens == nodes
-        alone = estimate_acceptance(drafter, CycleTarget(), rows(), best.shape)
-        assert best.acceptance == alone
+        assert best.acceptance == estimate_acceptance(drafter, CycleTarget(), rows(), best.shape)
 
 
 def test_text_without_answers_cannot_be_evaluated() -> None:
@@ -117,8 +116,7 @@ def test_evaluate_records_the_shape_that_it_recommends(
 
     written = json.loads((tmp_path / "figures.json").read_text())
     assert written["tokens_per_step_of_chains"] == {}, "nobody asked for them"
-    shapes = written["results"]
-    best = max(shapes, key=lambda shape: shape["speed_up"])
+    best = max(written["results"], key=lambda shape: shape["speed_up"])
     size = best["num_speculative_tokens"], best["beam_width"], best["beam_length"]
     expected = ReDrafterConfig(*size)
     served, _ = validated(Request({"model": str(drafter)}))

@@ -30,8 +30,7 @@ def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
     assert made.config == ReDrafterConfig(7, beam_width=3, beam_length=4, **SERVED)
     more = load_drafter(recording, pair.model, num_speculative_tokens=12, beam_width=2, **FIXED)
     assert more.config == ReDrafterConfig(12, beam_width=2, beam_length=4, **SERVED)
-    bare = load_drafter(pair.drafter, pair.model, **FIXED)
-    assert bare.config == ReDrafterConfig(7, **SERVED)
+    assert load_drafter(pair.drafter, pair.model, **FIXED).config == ReDrafterConfig(7, **SERVED)
 
 
 @pytest.mark.parametrize(

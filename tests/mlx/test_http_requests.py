@@ -85,8 +85,7 @@ def test_what_would_end_more_is_refused_by_field(
     address: str, field: str, is_streamed: bool
 ) -> None:
     for value in REFUSED[field]:
-        message = refusal_of(address, with_field(field, value, stream=is_streamed))
-        assert message.startswith(field)
+        assert refusal_of(address, with_field(field, value, stream=is_streamed)).startswith(field)
 
 
 def test_what_cannot_be_read_or_is_not_there_ends_its_request_alone(address: str) -> None:

@@ -50,8 +50,7 @@ def test_an_answer_ends_at_a_stop_string_wherever_in_a_step(servers: Any, stop: 
     assert ours["finish_reason"] == "stop"
     assert len(ours["message"]["content"]) < len(whole["message"]["content"])
     # The prompt cache has what was in use when it stopped, and no more.
-    again = answer(servers.ours, said("list values"), max_tokens=50)["choices"][0]
-    assert again == whole
+    assert answer(servers.ours, said("list values"), max_tokens=50)["choices"][0] == whole
 
 
 def test_the_next_turn_reuses_what_the_trees_left(servers: Any) -> None:

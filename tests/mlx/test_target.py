@@ -234,8 +234,7 @@ def test_a_refused_prompt_cache_is_left_as_it_was(kinds: list[Any], message: str
 def test_a_rope_theta_that_mlx_lm_does_not_read_is_refused(
     written: dict[str, float], tmp_path: Path
 ) -> None:
-    rope = {"rope_type": "default", "rope_theta": 5e5}
-    make_target(tmp_path, rope_parameters=rope)
+    make_target(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     edit_config(tmp_path, lambda values: values.update(written))
     model, values = load_model(tmp_path)
     if written:

@@ -41,8 +41,7 @@ def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | N
 
 
 def test_mlx_lm_saves_loads_and_trims_a_prompt_cache(tmp_path: Path) -> None:
-    model = tiny_model("gemma3_text")
-    target = TreeTarget(model)
+    target = TreeTarget(tiny_model("gemma3_text"))
     caches, tokens = target.make_cache(), mx.arange(20)
     target.forward(tokens, caches)
     save_prompt_cache(str(tmp_path / "prompt.safetensors"), caches)

@@ -100,5 +100,4 @@ def test_an_engine_on_a_cpu_asks_for_no_more_memory_than_is_free(
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     found = arguments(tensor_parallel_size=ranks)
     assert found["gpu_memory_utilization"] == pytest.approx(expected)
-    told = arguments(engine_args='{"gpu_memory_utilization": 0.1}')
-    assert told["gpu_memory_utilization"] == 0.1
+    assert arguments(engine_args='{"gpu_memory_utilization": 0.1}')["gpu_memory_utilization"] == 0.1

@@ -31,8 +31,7 @@ SETTINGS = {"micro_batch_size": 1, "block_length": 26}
 
 @pytest.fixture(scope="module")
 def states(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("states") / "float32"
-    return write_states_of(folder, target, data)
+    return write_states_of(tmp_path_factory.mktemp("states") / "float32", target, data)
 
 
 def job(target: Path, data: Path, output: Path, *states: Path, **settings: Any) -> TrainingJob:

@@ -68,8 +68,7 @@ def trainer(drafter: DraftHead, output: Path | None = None, **settings: Any) -> 
 def test_a_trained_drafter_predicts_a_certain_language(kl_weight: float) -> None:
     """Training and inference must agree on which hidden state goes with which root."""
     drafter = untrained()
-    before = estimate_acceptance(drafter, CycleTarget(), rows(), SPECULATION)
-    assert before.tokens_per_step < 2
+    assert estimate_acceptance(drafter, CycleTarget(), rows(), SPECULATION).tokens_per_step < 2
     result = trainer(drafter, kl_weight=kl_weight).run()
     assert result.losses[-1] < 0.1
     assert result.acceptance.tokens_per_step == L + 1

@@ -37,5 +37,4 @@ def test_the_nodes_of_the_highest_survival_are_admitted(
         (starts[0], admitted + 1, SENTINEL),
         (starts[1], admitted + others, num_tokens),
     ):
-        expected = [0, *tokens.cumsum(0).tolist()]
-        assert found.tolist() == expected + [behind] * (MOST - len(requests))
+        assert found.tolist() == [0, *tokens.cumsum(0).tolist()] + [behind] * (MOST - len(requests))

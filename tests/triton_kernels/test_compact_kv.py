@@ -107,8 +107,7 @@ def step(
 
 def whole_storage(tensor: Tensor) -> Tensor:
     """All bytes of the allocation, whatever the tensor's view of it."""
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -
 
 def uneven(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """Rows of very different lengths."""
-    scale = torch.logspace(-2, 1, rows, dtype=dtype)[:, None]
-    return random(rows, columns, dtype=dtype) * scale
+    return random(rows, columns, dtype=dtype) * torch.logspace(-2, 1, rows, dtype=dtype)[:, None]
 
 
 def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:

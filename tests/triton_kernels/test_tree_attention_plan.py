@@ -122,6 +122,5 @@ def test_tiles_are_what_triton_can_multiply(head_dim: int, dtype: torch.dtype) -
     for rows in range(1, 1025):
         tile = choose_tile(rows, head_dim, dtype)
         assert tile.rows in (16, 32, 64, 128) and tile.keys in (16, 32, 64)
-        accumulators = tile.rows * 2 ** (head_dim - 1).bit_length() / (32 * tile.num_warps)
-        assert accumulators <= 64
+        assert tile.rows * 2 ** (head_dim - 1).bit_length() / (32 * tile.num_warps) <= 64
         assert padded(rows, tile.rows) < rows + tile.rows

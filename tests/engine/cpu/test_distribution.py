@@ -115,5 +115,4 @@ def test_a_biased_rule_fails_the_same_test(
     llm: Engine, logits: dict[tuple[int, ...], torch.Tensor]
 ) -> None:
     llm.rpc(biased_rule.use)  # to the end of this engine: the last test of the module
-    counts = sample(llm, 1.0, 1.0)
-    assert p_value(counts, joint(logits, 1.0, 1.0)) < SIGNIFICANCE
+    assert p_value(sample(llm, 1.0, 1.0), joint(logits, 1.0, 1.0)) < SIGNIFICANCE

@@ -47,8 +47,7 @@ def answers_and_accepted(llm: Engine, sampling: str) -> tuple[list[list[int]], f
     """The requests' tokens, and how many of them were accepted drafts; from an empty cache."""
     llm.call(reset_prefix_cache)
     before = llm.accepted()
-    answers = llm.tokens(few_tokens.requests(sampling))
-    return answers, llm.accepted() - before
+    return llm.tokens(few_tokens.requests(sampling)), llm.accepted() - before
 
 
 def test_output_from_graphs_equals_plain_and_drafts_are_as_good(

@@ -80,8 +80,7 @@ def test_a_step_says_how_many_before_it_are_unread(monkeypatch: pytest.MonkeyPat
     scheduler = object.__new__(TreeScheduler)
 
     def unread() -> int:
-        arrived = pickle.loads(pickle.dumps(scheduler.schedule()))
-        return getattr(arrived, UNREAD_STEPS)
+        return getattr(pickle.loads(pickle.dumps(scheduler.schedule())), UNREAD_STEPS)
 
     def read() -> None:
         scheduler.update_from_output(SchedulerOutput.make_empty(), None)

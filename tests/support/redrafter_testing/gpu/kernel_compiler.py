@@ -187,8 +187,7 @@ def _copies_ahead(ttgir: str) -> int:
     """What every wait of the main loop leaves under way: copies for later steps."""
     _, _, loop = ttgir.partition("scf.for")
     body, _, _ = loop.partition("\n    }")  # the function's own indentation: the loop's end
-    waits = re.findall(r"ttg\.async_wait .*\{num = (\d+)", body)
-    return min(map(int, waits), default=0)
+    return min(map(int, re.findall(r"ttg\.async_wait .*\{num = (\d+)", body)), default=0)
 
 
 def _conflicts(ttgir: str) -> int:

@@ -42,8 +42,7 @@ def random_head(config: HeadConfig, dtype: torch.dtype = torch.float32) -> Draft
     for parameter in head.parameters():
         nn.init.normal_(parameter, std=0.3)
     if config.draft_vocab_size is not None:
-        tokens = torch.randperm(config.vocab_size)[: config.draft_vocab_size]
-        head.keep_tokens(tokens.sort().values)
+        head.keep_tokens(torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values)
     return head
 
 
