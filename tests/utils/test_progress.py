@@ -9,7 +9,7 @@ from rich.console import Console
 from vllm_redrafter.utils import progress
 from vllm_redrafter.utils.progress import progress_bar
 
-LINES = ["1 of 5, loss 0", "4 of 5, loss 3"]
+LINES = ["0 of 5", "3 of 5, loss 2"]
 
 
 def lines(clock: list[float], terminal: bool, disable: bool = False) -> list[str]:

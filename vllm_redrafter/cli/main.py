@@ -320,6 +320,5 @@ def _inspect(
     if differences := misfits_of(found.checkpoint.head, configuration):
         inspection.print_inspection(Console(), found, verbose=verbose)
         raise ConfigError(f"the drafter does not fit {target!r}: {'; '.join(differences)}")
-    step = step_bytes(configuration)
-    inspection.print_inspection(Console(), found, target, step, verbose)
+    inspection.print_inspection(Console(), found, target, step_bytes(configuration), verbose)
     typer.echo(f"the drafter fits {target}")

@@ -66,8 +66,7 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(kind):
             parameters += _options(kind)
         else:
-            plain = parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY)
-            parameters.append(plain)
+            parameters.append(parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def run(**values: Any) -> None:

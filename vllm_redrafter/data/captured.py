@@ -76,8 +76,7 @@ def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
             f"captured: capture again with --target-layers {','.join(map(str, layers))}, or train "
             f"with --target-layers {named_layers(found)}"
         )
-    size = states.info.hidden_size
-    parts = torch.split(torch.arange(states.info.width), size)
+    parts = torch.split(torch.arange(states.info.width), states.info.hidden_size)
     return torch.cat([parts[0], *(parts[1 + found.index(layer)] for layer in layers)])
 
 

@@ -105,6 +105,7 @@ class Trainer:
                 loss = value if math.isnan(loss) else 0.95 * loss + 0.05 * value
                 last = step == total
                 if len(self.held_out) and (last or step % config.evaluate_every == 0):
+                    bar.update(task, status="estimating tokens per target step")
                     acceptance = self._estimate(step)
                 if self.checkpoints and (last or step % config.save_every == 0):
                     self._save(step, loss)
@@ -147,8 +148,7 @@ class Trainer:
     def _step(self, step: int, blocks: list[list[int]], smoothed: float) -> float:
         """One optimizer step; returns the loss over all processes."""
         loss, per_step = self._backward(blocks)
-        parameters = self.drafter.parameters()
-        norm = float(self.accelerator.clip_grad_norm_(parameters, MAX_GRADIENT_NORM))
+        norm = float(self.accelerator.clip_grad_norm_(self.drafter.parameters(), MAX_GRADIENT_NORM))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._stop(step, loss, norm, smoothed)
         factor = warmup_cosine(step - 1, self.config.warmup_steps, self.plan.num_steps)

@@ -19,7 +19,12 @@ SECONDS_PER_LINE = 60.0
 
 
 class _LoggedProgress(Progress):
-    """A bar on a terminal; elsewhere `update` prints a line, and one every minute from then on."""
+    """A bar on a terminal; elsewhere a line at first, and at an update a minute after the last."""
+
+    def add_task(self, *args: Any, **kwargs: Any) -> TaskID:
+        task_id = super().add_task(*args, **kwargs)
+        self.update(task_id)
+        return task_id
 
     def update(self, task_id: TaskID, *args: Any, **kwargs: Any) -> None:
         super().update(task_id, *args, **kwargs)

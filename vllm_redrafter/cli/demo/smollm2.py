@@ -144,8 +144,7 @@ def prompts_of(target: Target, questions: Sequence[str]) -> list[list[int]]:
     Raises:
         ConfigError: the target has no embedding of one of them.
     """
-    embedded = EmbeddedTokens(target.tokenizer, target.vocab_size)
-    renderer = PromptRenderer(target.tokenizer, embedded)
+    renderer = PromptRenderer(target.tokenizer, EmbeddedTokens(target.tokenizer, target.vocab_size))
     return [renderer.prompt(Conversation((question,)), []) for question in questions]
 
 

@@ -34,8 +34,7 @@ def start_recordable(
         )
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     with start_of(target):
-        args = EngineArgs(model=os.path.expanduser(target), dtype=dtype)
-        model = args.create_model_config()
+        model = EngineArgs(model=os.path.expanduser(target), dtype=dtype).create_model_config()
     if prompt_length >= model.max_model_len:
         raise ConfigError(
             f"--prompt has {prompt_length} tokens with its template, and the target takes "
