@@ -52,8 +52,7 @@ class _Chain(DraftModelSpeculator):
         top = top_candidates(logits, self.tops.tokens.shape[2])
         for kept, new in zip(self.tops, top, strict=True):
             kept[:, : len(logits)].index_copy_(0, draft_step.view(1), new[None])
-        # vLLM's kernels take no stride.
-        return top.tokens[:, 0].long().contiguous()
+        return top.tokens[:, 0].long()
 
 
 class _DraftModelChain(_Chain, StandaloneARSpeculator):
