@@ -75,8 +75,15 @@ def test_output_equals_plain_whatever_each_step_s_budget_and_of_matches_alone(
         assert of_paths == stats["drafted_tokens"], "something was searched"
         (after,) = llm.rpc(inside_worker.match_probabilities)
         assert after[0] == before[0] and after[1] != before[1], "of greedy requests, of sampled"
-        launched = [llm.rpc(recorded_graphs.draft_on_kernels, on)[0][0] for on in (True, False)]
+        launched, drafted = [], []
+        for answers in (True, False):
+            ((launches, _, same),) = llm.rpc(recorded_graphs.draft_on_kernels, answers)
+            assert same
+            launched.append(launches)
+            (trees,) = llm.rpc(attrgetter("model_runner.speculator.trees.tokens"))
+            drafted.append(trees[0].tolist())
         assert launched[0] == launched[1] + 1, "in drafts, earlier answers cost one launch"
+        assert drafted[0] != drafted[1], "nothing was found"
 
 
 @pytest.fixture(scope="module")

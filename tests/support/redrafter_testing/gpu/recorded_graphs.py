@@ -353,8 +353,11 @@ def draft_on_kernels(worker: Any, answers: bool = True) -> tuple[int, bool, bool
     inputs.hidden[0] = torch.randn(inputs.hidden.shape[1], generator=generator)
     inputs.slots[0] = inputs.num_verified[0] = entry = 0
     if speculator.matching is not None:
-        speculator.matching.earlier = speculator.matching.earlier if answers else None
         text = torch.tensor([1, 2, 3, 4, 1, 2, 5, 6, 1, 2])
+        if (earlier := speculator.matching.earlier) is not None:
+            # Found in an answer, if any is kept.
+            text[-4:] = earlier.store.ring[0, 1:5].clamp(min=0)
+        speculator.matching.earlier = earlier if answers else None
         runner.req_states.all_token_ids.gpu[0, : len(text)] = text
         runner.req_states.total_len.gpu[0] = len(text)
     longest = speculator.lengths[-1]

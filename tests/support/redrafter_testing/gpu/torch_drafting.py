@@ -191,7 +191,7 @@ STAND_INS: dict[str, dict[str, Any]] = {
 _kernels: list[tuple[Any, str, Any]] = []
 
 
-def use(*names: str) -> None:
+def use(_worker: Any = None, *names: str) -> None:
     """From here on these modules, or all of them, draft by torch in this process."""
     for name in names or STAND_INS:
         # By name: a test may have imported it afresh, for kernels that are interpreted.
@@ -201,7 +201,7 @@ def use(*names: str) -> None:
             setattr(module, function, stand_in)
 
 
-def use_kernels() -> None:
+def use_kernels(_worker: Any = None) -> None:
     """Undo `use`."""
     while _kernels:
         setattr(*_kernels.pop())
@@ -210,7 +210,7 @@ def use_kernels() -> None:
 @contextmanager
 def in_torch(*names: str) -> Iterator[None]:
     """In the body, these modules draft by torch."""
-    use(*names)
+    use(None, *names)
     try:
         yield
     finally:
