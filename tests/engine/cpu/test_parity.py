@@ -157,14 +157,15 @@ TIGHT = {
 }
 
 
-def matches(adaptive: bool, drafter: str | None) -> Feature:
+def matches(adaptive: bool, drafter: str | None, **others: str) -> Feature:
     config = {"num_speculative_tokens": 12, "context_matches": MATCHES, "adaptive": adaptive}
     config["earlier_answers"] = 0
-    return Feature(config | (SEARCH if drafter else {}), TIGHT, drafter)
+    return Feature(config | (SEARCH if drafter else {}) | others, TIGHT, drafter)
 
 
 FEATURES = {
     "chain": Feature(FIXED | SEARCH | {"tree": "chain"}, TIGHT),
+    "chain without a drafter": matches(False, None, tree="chain"),
     "compiled": Feature(FIXED, {"enforce_eager": False}, "few_tokens_fused_drafter"),
     "matches": matches(False, "few_tokens_drafter"),
     "matches, adaptive": matches(True, "few_tokens_drafter"),
@@ -196,7 +197,7 @@ def test_features(
             assert llm.counter("vllm:num_preemptions") > 0
         if name == "compiled":
             assert llm.rpc(traced_graphs)[0] > 0
-        if name == "chain":
+        if "tree" in config:
             assert stats["attention"] == 0.0, "trees were verified"
         if "context_matches" in config:
             check_count_of_matched_tokens(llm)
