@@ -56,9 +56,7 @@ def test_ci_asks_every_command_for_help_and_installs_the_extras_of_users() -> No
 
 def test_the_changelog_and_the_citation_are_of_this_version() -> None:
     heading = rf"^## \[{re.escape(PROJECT['version'])}\] - \d{{4}}-\d\d-\d\d$(.*?)(?=^## |\Z)"
-    section = re.search(
-        heading, (REPO / "CHANGELOG.md").read_text(), flags=re.DOTALL | re.MULTILINE
-    )
+    section = re.search(heading, (REPO / "CHANGELOG.md").read_text(), re.DOTALL | re.MULTILINE)
     assert section is not None and 0 < len(section[1].split()) <= 300
     assert yaml.safe_load((REPO / "CITATION.cff").read_text())["version"] == PROJECT["version"]
 
@@ -75,5 +73,6 @@ def test_every_recorded_vllm_is_tested_in_ci_and_has_a_row() -> None:
     # `make setup` takes the newest on a GPU machine; so do commands that are copied, and the image.
     pinned = re.compile(r"(?:vllm==|^ARG VLLM=.*:v)([\d.]+)", re.MULTILINE)
     pages = ("docs/serving.md", "docs/deploy.md", "recipes/8b-on-one-gpu/README.md")
-    for name in (*pages, "deploy/Dockerfile"):
+    notebooks = map(str, (REPO / "examples").glob("*.ipynb"))
+    for name in (*pages, "deploy/Dockerfile", *notebooks):
         assert {*pinned.findall((REPO / name).read_text())} == {[*versions][-1]}, name

@@ -41,7 +41,7 @@ def target(tmp_path: Path) -> Path:
 class Engine:
     """It answers "so it is", with a drafter in two steps; what both are given is kept."""
 
-    plain, drafted = [[2], [3], [4]], [[2], [3, 4]]
+    plain, drafted, dtype = [[2], [3], [4]], [[2], [3, 4]], torch.bfloat16
     candidates: Sequence[tuple[int, float]] = ()
 
     def __init__(self) -> None:
@@ -65,6 +65,7 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(smollm2, "vllm_process", (engine := Engine()).process)
+    monkeypatch.setattr(smollm2, "fast_dtype", lambda: engine.dtype)
     return engine
 
 
@@ -84,7 +85,8 @@ def test_the_demo_compares_in_turns_and_shows_all_answers(engine: Engine, target
     assert [config for config, _ in turns] == [None, drafter | shape] * 6
     rounds = [each for _, each in turns[::2]]
     assert rounds == [each for _, each in turns[1::2]] and not any(r.is_recorded for r in rounds)
-    assert [(r.in_flight, len(r.prompts)) for r in rounds[::2]] == [(1, 4), (4, 12), (8, 24)]
+    sizes = [(n, prompts, most) for n, prompts in ((1, 4), (4, 12), (8, 24)) for most in (32, 64)]
+    assert [(r.in_flight, len(r.prompts), r.max_tokens) for r in rounds] == sizes
     assert shown == (drafter | shape, Round(rounds[1].prompts, 64, 1, is_recorded=True))
     assert output.count("1.50×") == output.count("2.00") == 3
     assert all(f"{n} of {n}: {n} equal" in output for n in (len(PROMPTS), 12, 24))
@@ -106,10 +108,9 @@ def test_the_demo_compares_in_turns_and_shows_all_answers(engine: Engine, target
     ],
 )
 def test_an_answer_that_parts_is_a_near_tie_by_plain_vllms_log_probabilities_or_a_fault(
-    dtype: Any, drafted: Any, told: Any, said: str, engine: Engine, target: Path, monkeypatch: Any
+    dtype: torch.dtype, drafted: Any, told: Any, said: str, engine: Engine, target: Path
 ) -> None:
-    monkeypatch.setattr(smollm2, "fast_dtype", lambda: dtype)
-    engine.drafted, engine.candidates = drafted, told
+    engine.dtype, engine.drafted, engine.candidates = dtype, drafted, told
     console = Typed(())
     refused = pytest.raises(ConfigError, match="a fault of ReDrafter: please report")
     with refused if "FAULT" in said else nullcontext():
