@@ -127,10 +127,8 @@ def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_d
             if shape.beam_length:
                 explored = survival(shape, requests, accept)
                 planner.drafted(explored, sampled, steps.draft(shape, requests))
-            both = np.concatenate(
-                [alone.reshape(requests, -1), explored.reshape(requests, -1)], axis=1
-            )
-            nodes = np.sort(both, axis=1)[:, ::-1][:, :K]
+            both = [nodes.reshape(requests, -1) for nodes in (alone, explored)]
+            nodes = np.sort(np.concatenate(both, axis=1), axis=1)[:, ::-1][:, :K]
             _, choice = best_trim(nodes, sampled, planner.verify_costs(requests))
             planner.matched(choice.tokens_per_second, alone)
         kind = PLAIN if shape is None else CHAINS if shape.beam_width == 1 else TREES

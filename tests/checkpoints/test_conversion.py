@@ -155,7 +155,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_empty_folders_links_to_such_and_new_paths_are_taken(source: Path, tmp_path: Path) -> None:
+def test_empty_folders_links_to_them_and_new_paths_are_taken(source: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     for destination in (tmp_path / "link", tmp_path / "some" / "new" / "folder"):

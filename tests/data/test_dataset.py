@@ -31,7 +31,7 @@ ONE_SHARD = replace(INFO, num_conversations=2)
 ROWS = [Row(0, [1, 2, 3], [False, True, True]), Row(1, [4, 5], [False, True])]
 
 
-def test_rows_survive_the_disk_and_no_missing_shards_or_leftovers_are_read(tmp_path: Path) -> None:
+def test_rows_survive_the_disk_and_missing_shards_and_leftovers_are_skipped(tmp_path: Path) -> None:
     INFO.save(tmp_path)
     (tmp_path / ".shard-00000.parquet.tmp").write_bytes(b"PAR1 half")
     (tmp_path / "shard-1.parquet").write_bytes(b"not ours")

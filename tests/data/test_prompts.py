@@ -28,9 +28,8 @@ def write(path: Path, rows: list[Any]) -> Path:
         path.write_text(json.dumps(rows))
     else:
         names = {name for row in rows for name in row}
-        parquet.write_table(
-            pa.table({name: [row.get(name) for row in rows] for name in names}), path
-        )
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        parquet.write_table(pa.table(columns), path)
     return path
 
 

@@ -89,9 +89,7 @@ def metrics_of_a_server() -> set[str]:
     """As Prometheus sees them: ours, and those that vLLM's sources name."""
     root = vllm_folder() / "v1"
     sources = [root / "metrics" / "loggers.py", root / "spec_decode" / "metrics.py"]
-    theirs = {
-        name for source in sources for name in re.findall(r'"(vllm:\w+)"', source.read_text())
-    }
+    theirs = {n for source in sources for n in re.findall(r'"(vllm:\w+)"', source.read_text())}
     ours = {f"{metric.split()[0]}_total" for metric in METRICS}
     return ours | theirs | {f"{name}{end}" for name in theirs for end in ("_total", "_bucket")}
 

@@ -40,7 +40,7 @@ def test_layers_of_a_target(text: str, num_layers: int | None, layers: tuple[int
         ("1", None, r"layers 1 are asked for, and the target does not say how many it has"),
     ],
 )
-def test_layers_that_a_target_has_not(text: str, num_layers: int | None, message: str) -> None:
+def test_layers_that_a_target_lacks(text: str, num_layers: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=r"^--target-layers.*" + message):
         layers_of(text, num_layers)
 

@@ -129,9 +129,8 @@ def test_a_quantised_target_that_transformers_unpacks_is_read(form: str, tmp_pat
     folder = quantise(make_small_target(tmp_path / "quantised"), FORMATS[form])
     tokens = torch.arange(24).view(2, 12)
     batch = TextBatch(tokens, torch.ones_like(tokens).bool(), torch.arange(12).expand(2, -1))
-    read, exact = (
-        read_target(load_target(Target.open(name)), batch).last for name in (folder, plain)
-    )
+    targets = [load_target(Target.open(name)) for name in (folder, plain)]
+    read, exact = (read_target(target, batch).last for target in targets)
     apart = (read - exact).norm() / exact.norm()
     # States that have nothing to do with each other are 1.4 apart.
     assert 1e-3 < apart < 0.7

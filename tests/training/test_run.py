@@ -183,9 +183,8 @@ def test_what_does_not_go_together_is_refused_before_weights_are_loaded(
 def test_a_dry_run_prints_the_plan(target: Path, data: Path, tmp_path: Path) -> None:
     printed = printed_by(*arguments(target, data, tmp_path / "out"), "--dry-run").replace(" ", "")
     training = job(target, data, tmp_path / "out", max_steps=None, warmup_steps=100, save_every=500)
-    training = replace(
-        training, speculation=replace(SHAPE, num_speculative_tokens=12, beam_width=4)
-    )
+    speculation = replace(SHAPE, num_speculative_tokens=12, beam_width=4)
+    training = replace(training, speculation=speculation)
     for part, words in resolve(training).table().items():
         assert part + "".join(words.split()) in printed
     assert "nothingwaswritten" in printed and not (tmp_path / "out").exists()

@@ -50,9 +50,8 @@ def arguments(device: torch.device, walks: Sequence[Walk], slots: int) -> dict[s
     tree = tree_batches.token_trees([w.parents for w in walks], slots, [w.tokens for w in walks])
     trees = TreeBuffers(room, slots - 1, device)
     for name in ("tokens", "parents", "depths", "ancestors"):
-        getattr(trees, name)[:requests] = tree_batches.poisoned(getattr(tree, name), tree).to(
-            device
-        )
+        poisoned = tree_batches.poisoned(getattr(tree, name), tree)
+        getattr(trees, name)[:requests] = poisoned.to(device)
     trees.num_nodes[:requests] = tree.num_nodes.to(device)
     sampled: list[int] = []
     starts = [0]

@@ -38,9 +38,8 @@ def accepted_paths(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
         [0, *sorted(draw(st.sets(st.integers(1, slots - 1)) if slots > 1 else st.just(set())))]
         for _ in range(requests)
     ]
-    return [path + [-1] * (slots - len(path)) for path in paths], [
-        r * slots for r in range(requests)
-    ]
+    first_rows = [r * slots for r in range(requests)]
+    return [path + [-1] * (slots - len(path)) for path in paths], first_rows
 
 
 @settings(max_examples=60, deadline=None)  # the first call compiles

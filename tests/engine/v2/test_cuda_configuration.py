@@ -15,7 +15,7 @@ from pathlib import Path
 from vllm_redrafter.utils import names
 
 
-def test_what_users_get_who_set_nothing(few_tokens_target: Path, few_tokens_drafter: Path) -> None:
+def test_what_a_user_gets_by_default(few_tokens_target: Path, few_tokens_drafter: Path) -> None:
     command = [sys.executable, "-P", __file__, str(few_tokens_target), str(few_tokens_drafter)]
     compiles = os.environ | {"TORCH_COMPILE_DISABLE": "0"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=compiles)

@@ -224,9 +224,7 @@ def test_trees_of_other_families(family: Family, tmp_path: Path) -> None:
             recorded_graphs.assert_replayed(llm, 3, "model")
 
 
-@pytest.mark.parametrize(
-    "family", chosen([*CHAINED], tuple(CHAINS)), ids=lambda family: family.name
-)
+@pytest.mark.parametrize("family", chosen([*CHAINED], tuple(CHAINS)), ids=attrgetter("name"))
 def test_chains_of_other_families(family: Family, tmp_path: Path) -> None:
     """Rejected at every depth, with chunks of prompts and cached prefixes; some are preempted."""
     target, drafter = family.make_pair(tmp_path)

@@ -32,9 +32,8 @@ def survival(shape: SearchShape, requests: int, accept: float) -> Floats:
     """[R, L, W] of a drafter whose best token is right with probability `accept`."""
     by_level = accept ** np.arange(1, shape.beam_length + 1)
     by_rank = 0.4 ** np.arange(shape.beam_width)
-    return np.broadcast_to(
-        by_level[:, None] * by_rank, (requests, shape.beam_length, shape.beam_width)
-    )
+    sizes = requests, shape.beam_length, shape.beam_width
+    return np.broadcast_to(by_level[:, None] * by_rank, sizes)
 
 
 def best_trim(

@@ -52,9 +52,8 @@ def keep_draft_starts(worker: Any) -> None:
 def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
     """How many tokens the rank's draft head has rows for, and the tokens of its trees."""
     speculator = worker.model_runner.speculator
-    return speculator.trunk.drafter.vocabulary_layer.weight.shape[
-        0
-    ], speculator.trees.tokens.tolist()
+    weight = speculator.trunk.drafter.vocabulary_layer.weight
+    return weight.shape[0], speculator.trees.tokens.tolist()
 
 
 def forget_embedding(worker: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's interpreter without the types of results that it computes again for every operation."""
+"""Triton's interpreter without types, casts and broadcasts that it need not compute again."""
 
 from collections.abc import Callable, Iterator
 from functools import cache

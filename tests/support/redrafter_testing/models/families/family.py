@@ -136,9 +136,8 @@ def rename_weights(folder: Path, new: str, old: str) -> None:
 
 def word_tokenizer(names: Sequence[str], added: Sequence[str] = (), **rest: Any) -> Any:
     """Of words between spaces; the first two names begin and end a text."""
-    words = Tokenizer(
-        models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[0])
-    )
+    vocabulary = {name: i for i, name in enumerate(names)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token=names[0]))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.add_tokens(list(added))
     return PreTrainedTokenizerFast(
