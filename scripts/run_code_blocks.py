@@ -47,7 +47,7 @@ SERVER = re.compile(r"(\S*/)?(vllm|vllm-redrafter) (mlx-)?serve ")
 PARSED = re.compile(r"(\S*/)?(vllm serve|vllm-redrafter) ")
 ASSIGNMENT = re.compile(r"\w+=\S")
 PORT = 8000
-SERVES = 'VLLM_SERVER_DEV_MODE=1 vllm serve "$PWD/../target" --spec-model "$PWD/../drafter"'
+SERVES = 'VLLM_SERVER_DEV_MODE=1 vllm serve "${PWD%/*}/target" --spec-model "${PWD%/*}/drafter"'
 """The server that a block asks which starts none."""
 
 PRELUDE = f"""
@@ -72,6 +72,9 @@ serve() {{
     echo
 }}
 """
+
+NUM_PROMPTS = 81
+"""To answer: `train` holds 64 out."""
 
 MINUTES = 20
 """What a block may take."""
@@ -132,7 +135,7 @@ def stand_ins(work: Path) -> dict[str, str]:
         "TARGET": target,
         "DRAFTER": str(work / "drafter"),
         "log.jsonl": str(work / "log.jsonl"),
-        "--num-prompts 20000": "--num-prompts 80",  # `train` holds 64 out
+        "--num-prompts 20000": f"--num-prompts {NUM_PROMPTS}",
     }
 
 
@@ -273,7 +276,8 @@ def prepare(work: Path) -> None:
         shutil.copytree(shipped_drafter("smollm2-135m-instruct"), work / "drafter")
         config = work / "drafter" / "config.json"
         config.write_text(config.read_text().replace(HUB_ID, str(work / "target")))
-    prompts = ["Write a haiku about trees.", "Why is the sky blue?", "Name three rivers."] * 8
+    prompts = ["Write a haiku about trees.", "Why is the sky blue?", "Name three rivers."]
+    prompts *= NUM_PROMPTS // len(prompts)
     lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
     (work / "log.jsonl").write_text("".join(lines))
 
