@@ -145,17 +145,22 @@ def record(drafter: Path, folder: Path, **entries: Any) -> Path:
     return folder
 
 
-def test_a_large_draft_vocabulary_is_advised_against_at_the_start(
-    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     said: list[str] = []
     logger = SimpleNamespace(info=lambda text, *values: said.append(text % values))
     monkeypatch.setattr("vllm_redrafter.engine.log.logger", logger)
+    return said
+
+
+def test_a_large_draft_vocabulary_is_advised_against_at_the_start(
+    target: Path, drafter: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     speculate(target, drafter)
-    assert len(said) == 1 and said[0].startswith("Speculating with ReDrafter")
+    assert len(log) == 1 and log[0].startswith("Speculating with ReDrafter")
     monkeypatch.setattr("vllm_redrafter.heads.head.LARGE_DRAFT_VOCABULARY", 10)
     speculate(target, drafter)
-    assert "--draft-vocab-size 32768" in said[-1]
+    assert "--draft-vocab-size 32768" in log[-1]
 
 
 METHODS = [{"proposal_type": "redrafter", "speculative_tokens": 7, "beam_width": 2}]
@@ -227,13 +232,16 @@ def test_a_recorded_shape_is_checked_as_a_given_one(
     assert config.speculative_config.num_speculative_tokens == 5
 
 
-def test_without_a_drafter_prompt_lookup_matches_are_verified(target: Path) -> None:
+def test_without_a_drafter_prompt_lookup_matches_are_verified(target: Path, log: list[str]) -> None:
     given = {"speculative_config": {"method": "redrafter", **TWELVE}}
     for arguments in (given, {"spec_method": "redrafter", "spec_tokens": 12}):
         made = configure(target, **arguments)
         assert made.parallel_config.worker_cls == names.CPU_WORKER
         settings = Settings.of(made)
         assert (settings.model, settings.config.context_matches) == (None, 2)
+        assert "in the text alone: num_spec" in log[-1] and "tree" not in log[-1]
+    configure(target, speculative_config={"method": "redrafter", "tree": "chain", **TWELVE})
+    assert any("tree='chain'" in line for line in log)
 
 
 # Refusals. Each message names the value and what to do.
@@ -262,7 +270,7 @@ IN_DRAFT: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("has_drafter", "settings", "message"),
     [
-        (False, {"beam_width": 3, "tree": "beams"}, "beam_width, tree without.*--spec-model"),
+        (False, {"beam_width": 3, "tree": "explored"}, "beam_width, tree without.*--spec-model"),
         (False, {"candidates": 64}, "candidates without a drafter: name a drafter.*or leave"),
         (False, {"context_matches": 0}, "context_matches=0 there is nothing to verify: name a d"),
         (False, {"model": 7}, "'model' must name the ReDrafter checkpoint.*got 7"),

@@ -251,7 +251,7 @@ def test_the_demos_processes_keep_what_each_step_put_out(target: Path, tmp_path:
 
 
 def test_what_is_left_of_a_cut_step_has_no_token_of_the_targets_own() -> None:
-    step = RecordedStep([RecordedNode(5, 0, 1, 0.5, True, True, 3)], [5, 6, 7], 0.1)
+    step = RecordedStep([RecordedNode(5, 0, 1, 0.5, 3, True, True)], [5, 6, 7], 0.1)
     assert [sources_of([5, 6, 7][:n], step)[-1] for n in (1, 2, 3)] == [
         "match",
         "drafter",

@@ -101,7 +101,7 @@ def _read(drafter: _Drafter, model: str | None, revision: str | None) -> Callabl
         differences = ", ".join(f"{name} {known.get(name)} -> {new.get(name)}" for name in changed)
         raise ConfigError(
             f"{model} has another head than the drafter in use: {differences}; restart the engine "
-            "with it, or train one of the same sizes with --initial-drafter"
+            "with it, or train one of the same sizes (--initial-drafter; then --add-selector)"
         )
     put = drafter.replacement(checkpoint)
 

@@ -105,7 +105,7 @@ class Trainer:
                 loss = value if math.isnan(loss) else 0.95 * loss + 0.05 * value
                 last = step == total
                 if len(self.held_out) and (last or step % config.evaluate_every == 0):
-                    bar.update(task, status="estimating tokens per target step")
+                    bar.update(task, completed=step, status="estimating tokens per target step")
                     acceptance = self._estimate(step)
                 if self.checkpoints and (last or step % config.save_every == 0):
                     self._save(step, loss)

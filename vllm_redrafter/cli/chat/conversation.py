@@ -129,7 +129,7 @@ class Conversation:
 
 
 class _Answer:
-    """An answer as far as it has come: its text, and the size and time of each target step."""
+    """An answer as far as it has come: its text, and the size and time of each chunk."""
 
     def __init__(self) -> None:
         self.text = ""

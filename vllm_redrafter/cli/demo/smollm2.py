@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, groupby, islice
+from math import inf
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def run_demo(
     start = partial(vllm_process, folder, target=target, dtype=dtype, max_num_seqs=LEVELS[-1])
     with progress_bar(console) as progress, start() as plain, start(speculation) as drafting:
         engines = {"without": plain, "with": drafting}
-        task = progress.add_task("vLLM", total=2 * len(rounds) + 2, status="")
+        task = progress.add_task("vLLM", total=2 * len(rounds) + 2, status="", due=inf)
 
         def decode(which: str, batch: Round) -> Decoded:
             status = f"{which} ReDrafter, {batch.in_flight} at once"

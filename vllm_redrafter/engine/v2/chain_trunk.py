@@ -52,7 +52,7 @@ class _Chain(DraftModelSpeculator):
         top = top_candidates(logits, self.tops.tokens.shape[2])
         for kept, new in zip(self.tops, top, strict=True):
             kept[:, : len(logits)].index_copy_(0, draft_step.view(1), new[None])
-        return top.tokens[:, 0].long()
+        return top.tokens[:, 0].long()  # a copy: vLLM reads it without a stride
 
 
 class _DraftModelChain(_Chain, StandaloneARSpeculator):
