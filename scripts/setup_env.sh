@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds .venv with what tests, demo, training and benchmarks need, for CUDA where nvidia-smi works and
 # for the CPU elsewhere. Needs Python 3.11 to 3.13 (PYTHON chooses one) and a C compiler. Does nothing when
-# run again, unless the package's requirements, or what was recorded of vLLM, have
-# changed.
+# run again, unless the package's requirements, or what was recorded of vLLM, have changed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

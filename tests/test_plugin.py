@@ -271,6 +271,7 @@ IN_DRAFT: list[tuple[dict[str, Any], str]] = [
     ("has_drafter", "settings", "message"),
     [
         (False, {"beam_width": 3, "tree": "explored"}, "beam_width, tree without.*--spec-model"),
+        (False, {"revision": "chain"}, "revision without a drafter"),
         (False, {"candidates": 64}, "candidates without a drafter: name a drafter.*or leave"),
         (False, {"context_matches": 0}, "context_matches=0 there is nothing to verify: name a d"),
         (False, {"model": 7}, "'model' must name the ReDrafter checkpoint.*got 7"),

@@ -195,8 +195,7 @@ def _logger() -> Any:
 def _announce(
     settings: Mapping[str, Any], drafter: HeadConfig | None, draft: Mapping[str, Any] | None
 ) -> None:
-    has_drafter = drafter is not None or draft is not None
-    unused = [key for key in OF_DRAFTER if not has_drafter and settings[key] != "chain"]
+    unused = [] if drafter or draft else [key for key in OF_DRAFTER if settings[key] != "chain"]
     described = ", ".join(
         f"{key}={value!r}"
         for key, value in settings.items()

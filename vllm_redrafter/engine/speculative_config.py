@@ -163,7 +163,8 @@ def validated(
     if DRAFT in requested:
         return ReDrafterConfig(**shape, **shape_of_draft(requested)), None
     if requested.get("model") is None:
-        if useless := [key for key in OF_DRAFTER if requested.get(key, "chain") != "chain"]:
+        meant = {"tree"} if requested.get("tree") == "chain" else set()
+        if useless := [key for key in OF_DRAFTER if key in requested.keys() - meant]:
             raise ConfigError(
                 f"speculative config: {', '.join(useless)} without a drafter: name a drafter with "
                 "'model' (--spec-model), or leave this out to verify only continuations found in "
